@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MEANT: Mapping[str, frozenset[str]] = {
-    "RunOpened": frozenset({"initial_weights_sha256", "smallest_writer_version", "forked_from"}),
+    "RunOpened": frozenset(
+        {"initial_weights_sha256", "initial_source_sha256", "smallest_writer_version", "forked_from"}
+    ),
     "AttemptStarted": frozenset({"resumed_from", "activation_checkpointing", "faults", "claim_id"}),
     "Heartbeat": frozenset({"claim_id"}),
     "Decision": frozenset({"charged", "micro_batch", "activation_checkpointing"}),

@@ -206,13 +206,18 @@ def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[st
         yield from (str(damage) for _, damage in data_snapshot.find_damage(store, state.opened.data_snapshot))
     except (ObjectMissing, IntegrityError) as error:
         yield str(error)
-    if state.opened.initial_weights_sha256 is not None:
-        from cairn.tasks.trainer.initial_weights import promised_weights  # few runs have any
+    begun = {
+        "weights.safetensors": state.opened.initial_weights_sha256,
+        "source.json": state.opened.initial_source_sha256,
+    }
+    for name, sha256 in begun.items():
+        if sha256 is not None:
+            from cairn.tasks.trainer.weights_source import promised_object  # few runs have any
 
-        try:
-            check_object(store, promised_weights(store, state.opened.initial_weights_sha256))
-        except IntegrityError as error:
-            yield str(error)
+            try:
+                check_object(store, promised_object(store, sha256, name))
+            except IntegrityError as error:
+                yield str(error)
 
 
 def registry_problems(store: ObjectStore, run_id: str, state: run_state.RunState) -> Iterator[str]:

@@ -154,6 +154,7 @@ def _opening(
         data_snapshot=snapshot_id,
         total_steps=config.training.steps,
         code_version=code_version(),
+        initial_source_sha256=found.opened.initial_source_sha256,
         forked_from=log_entry.ForkOrigin(
             run_id=found.log.run_id,
             checkpoint=committed.reference,

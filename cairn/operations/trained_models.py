@@ -28,6 +28,7 @@ from cairn.tasks.text.output import say
 
 if TYPE_CHECKING:
     from cairn.tasks.evaluator.checkpoint_model import CheckpointModel
+    from cairn.tasks.trainer.weights_source import WeightsSource
 
 _PICTURES = {
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
@@ -273,7 +274,9 @@ def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_se
     follow_checkpoints(log, use, every_seconds=every_seconds, say=say, sleep=time.sleep)
 
 
-def write_card(found: run_lookup.FoundCheckpoint, opened: "CheckpointModel") -> str:
+def write_card(
+    found: run_lookup.FoundCheckpoint, opened: "CheckpointModel", source: "WeightsSource | None" = None
+) -> str:
     """Return the card, from the records alone: use, provenance, measurements, promotions, limits, configuration."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -303,6 +306,7 @@ def write_card(found: run_lookup.FoundCheckpoint, opened: "CheckpointModel") -> 
         config=config,
         model=config.model,
         family=family_of(config.model),
+        source=source,
     )
 
 
@@ -319,11 +323,14 @@ class ExportedModel:
 def export_model(found: run_lookup.FoundCheckpoint, folder: Path) -> ExportedModel:
     """Verify and write the checkpoint; raises `InvalidConfiguration` for a folder with files, and `IntegrityError`."""
     from cairn.tasks.evaluator.checkpoint_model import require_empty, write_model_directory
+    from cairn.tasks.trainer.weights_source import read_source
 
     try:
         require_empty(folder)  # before the weights are read
+        kept = found.opened.initial_source_sha256
+        source = read_source(found.log.store, kept) if kept else None
         opened = open_run_model(found.log, found.reference)
-        write_model_directory(folder, opened, card=write_card(found, opened))
+        write_model_directory(folder, opened, card=write_card(found, opened, source), source=source)
     except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
     files = {path.name: describe_file(path) for path in sorted(folder.iterdir())}

@@ -144,6 +144,7 @@ def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Pa
             corpus.preview_corpus(config.data, base_dir)
         else:  # a token of our own byte-level tokenizers is known to hold at least a byte
             _check_sizes(config, base_dir)
+    config.model.rows(vocab_size)
     if config.training.init_from is not None:
         check_directory(InitialDirectory(config.training.init_from, base_dir), config.model, vocab_size)
     return vocab_size

@@ -9,6 +9,7 @@ from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration import addresses, configuration_source, run_configuration, stored_configuration
 from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.trainer.initial_weights import InitialDirectory, adopt_network
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +75,10 @@ def choose_run_id(request: TrainingRequest) -> str:
 def configure_run(
     resolved: ResolvedRequest, state: run_state.RunState, environment: Mapping[str, str]
 ) -> run_configuration.RunConfig:
-    """Return the file's configuration, else the newest attempt's in the log, with overrides; `auto` as frozen."""
+    """Return the file's configuration, else the newest attempt's in the log, with overrides; `auto` as frozen.
+
+    The network of a run that is not opened yet is that of the weights it begins with.
+    """
     config, overrides = resolved.configuration, resolved.request.overrides
     if state.opened is not None:
         if config is None:
@@ -84,7 +88,11 @@ def configure_run(
             )
         return stored_configuration.keep_numerics(config, state.opened.config)
     try:
-        return config or configuration_source.read_configuration("", overrides=overrides, environment=environment)
+        config = config or configuration_source.read_configuration("", overrides=overrides, environment=environment)
+        if config.training.init_from is None:
+            return config
+        directory = InitialDirectory(config.training.init_from, resolved.base_dir)
+        return config.model_copy(update={"model": adopt_network(directory, config.model)})
     except InvalidConfiguration as error:
         missing = f"run {resolved.request.run_id!r} is not in this store ({resolved.store_url})"
         missing += ", and no configuration file says what to train"

@@ -242,7 +242,8 @@ def _record_opening(
         data_snapshot=snapshot.snapshot_id,
         total_steps=chosen.training.steps,
         code_version=placement.code_version(),
-        initial_weights_sha256=initial,
+        initial_weights_sha256=initial.weights_sha256 if initial else None,
+        initial_source_sha256=initial.source_sha256 if initial else None,
         nodes_wanted=trainer_group.trainer_group(chosen.training, os.environ).nodes,
         continued_by=host.continued_by,
     )

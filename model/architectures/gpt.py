@@ -98,7 +98,7 @@ class GPT(nn.Module):
     """A network that predicts each next token."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, activation_checkpointing: bool = False) -> None:
-        """Draw first values from the process's CPU generator, on "meta" none: see `fill`; `vocab_size` in tokens."""
+        """Draw first values from the process's CPU generator, on "meta" none: see `fill`; `vocab_size` counts ids."""
         super().__init__()
         if vocab_size < 1:
             raise InvalidInput(f"vocab_size={vocab_size} must be at least 1")
@@ -107,14 +107,15 @@ class GPT(nn.Module):
         """The half precision in which sharded processes gather the layers, which run under autocast only."""
         self.boundary_id: int | None = None
         """The end-of-text id, to keep attention within documents; None, as in GPT-2, lets attention cross documents."""
-        self.wte = _table(vocab_size, config.n_embd)
+        rows = config.rows(vocab_size)
+        self.wte = _table(rows, config.n_embd)
         self.wpe = _table(config.block_size, config.n_embd) if config.positions == "learned" else None
         self.ngrams = nn.ModuleList(_table(rows, config.n_embd) for rows in config.ngram_rows)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.compiled_layers: list[Callable[..., Tensor]] | None = None
         """Compiled forms of `h` for training; evaluation has too many shapes to compile."""
         self.ln_f = _norm(config)
-        self.lm_head = None if config.tied else nn.Linear(config.n_embd, vocab_size, bias=False)
+        self.lm_head = None if config.tied else nn.Linear(config.n_embd, rows, bias=False)
         if not self.wte.weight.is_meta:
             self._initialise()
 

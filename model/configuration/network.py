@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cairn.model.errors import InvalidInput
+
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 NotNegativeNumber = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -89,6 +91,10 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     """how a token's place is encoded: a learned table, or queries and keys rotated by it"""
     rotary_base: PositiveNumber = 1e6
     """base of the rotations' wavelengths; with rotary positions"""
+    rotary_scaling: Annotated[tuple[PositiveNumber, ...], Field(min_length=1)] | None = Field(
+        None, json_schema_extra={"rule": "a list of one or four numbers above 0"}
+    )
+    """factor that stretches the wavelengths; or Llama 3's: factor, low and high frequency factor, original positions"""
     feed_forward: FeedForwardKind = _preset("feed_forward")
     """function inside the feed-forward part; swiglu is gated"""
     n_inner: Positive = _derived(
@@ -101,6 +107,8 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     """rows of tables that add a vector for the last two tokens, the last three, and so on"""
     tied: bool = True
     """the head is the token embedding"""
+    vocab_size: Positive | None = None
+    """rows of the token embedding, more than the tokenizer's ids where weights were padded; not set: as many as ids"""
     zero_projections: bool = False
     """projections back into the residual stream begin as zeros instead of small random numbers"""
 
@@ -112,6 +120,10 @@ class ModelConfig(Section, use_attribute_docstrings=True):
             raise ValueError(f"n_head={self.n_head} must be divisible by n_kv_head={self.n_kv_head}")
         if self.positions == "rotary" and self.head_size % 2:
             raise ValueError(f"head_size={self.head_size} must be even, because rotary positions turn pairs of numbers")
+        factor, *llama = self.rotary_scaling or (1.0,)
+        if llama and not (len(llama) == 3 and llama[0] < llama[1] and llama[2] % 1 == 0):
+            rule = "must be one number, or Llama 3's four: the second is below the third, the last whole"
+            raise ValueError(f"rotary_scaling={[factor, *llama]} {rule}")
         return self
 
     @property
@@ -123,6 +135,12 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     def key_width(self) -> int:
         """Width of all keys, and of all values."""
         return self.n_kv_head * self.head_size
+
+    def rows(self, ids: int) -> int:
+        """Return the rows of the embedding for a tokenizer of so many ids; raises InvalidInput for fewer rows."""
+        if (rows := self.vocab_size or ids) < ids:
+            raise InvalidInput(f"model.vocab_size = {rows}: the tokenizer has {ids} ids; rule: a row for each of them")
+        return rows
 
 
 Kind = Literal["embedding", "positions", "ngrams", "head", "matrix", "gain", "bias"]
@@ -190,7 +208,7 @@ def family_of(model: ModelConfig) -> Family | None:
 
 @cache
 def parameter_table(model: ModelConfig, vocab_size: int) -> tuple[Parameter, ...]:
-    """Return the parameters in the network's order."""
+    """Return the parameters in the network's order, for so many ids."""
     family = family_of(model)
     return tuple(_row(model, family, *row) for row in _parts(model, vocab_size))
 
@@ -206,8 +224,8 @@ _Row = tuple[str, Kind, tuple[int, ...], int | None]
 
 def _parts(model: ModelConfig, vocab_size: int) -> Iterator[_Row]:
     """Yield name, kind, rows and columns of each parameter; None for a vector."""
-    width = model.n_embd
-    yield "wte.weight", "embedding", (vocab_size,), width
+    width, vocabulary = model.n_embd, model.rows(vocab_size)
+    yield "wte.weight", "embedding", (vocabulary,), width
     if model.positions == "learned":
         yield "wpe.weight", "positions", (model.block_size,), width
     for number, rows in enumerate(model.ngram_rows):
@@ -225,7 +243,7 @@ def _parts(model: ModelConfig, vocab_size: int) -> Iterator[_Row]:
         yield from _linear_parts(model, f"{layer}.mlp.c_proj", (width,), model.n_inner)
     yield from _norm_parts(model, "ln_f", width)
     if not model.tied:
-        yield "lm_head.weight", "head", (vocab_size,), width
+        yield "lm_head.weight", "head", (vocabulary,), width
 
 
 def _linear_parts(model: ModelConfig, name: str, rows: tuple[int, ...], columns: int) -> Iterator[_Row]:

@@ -40,7 +40,8 @@ class StepMemory:
         on_cuda: bool,
         shards: int,
     ) -> None:
-        self.model, self.vocab_size, self.windows, self.recompute = model, vocab_size, windows, recompute
+        self.model, self.vocab_size = model, (vocab_size := model.rows(vocab_size))
+        self.windows, self.recompute = windows, recompute
         self.parameters, self.on_cuda, self.shards = parameters, on_cuda, shards
         self.is_fused = training.kernels == "fused"
         self.is_half = training.precision != "fp32"
@@ -205,8 +206,9 @@ def held_out_moments(model: ModelConfig, vocab_size: int, *, on_cuda: bool, is_m
     if is_masked:
         layer.append(Piece("activations", (1 + FP32_BYTES) * pairs // model.n_head, FP32_BYTES * pairs // model.n_head))
     yield layer
-    rows = min(windows * model.block_size, max(1, block_sizes.HELD_OUT_CHUNK_BYTES // (FP32_BYTES * vocab_size)))
-    chunk = FP32_BYTES * rows * vocab_size
+    vocabulary = FP32_BYTES * model.rows(vocab_size)
+    rows = min(windows * model.block_size, max(1, block_sizes.HELD_OUT_CHUNK_BYTES // vocabulary))
+    chunk = rows * vocabulary
     yield [Piece("activations", 2 * fp32, fp32), Piece("logits", 2 * chunk, chunk)]
     cache = 2 * FP32_BYTES * model.n_layer * model.block_size * model.key_width
     yield [Piece("activations", cache, cache)]

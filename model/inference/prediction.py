@@ -146,7 +146,8 @@ def _sample_with_cache(
             new_ids = ids = ids[-max(block_size // 2, 1) :]
         with evaluation_mode(model):  # not across a yield: the caller may change the mode in between
             context = torch.tensor([new_ids], dtype=torch.int64, device=model.device)  # (1, T)
-            logits = model.extend(context, cache)[0].float().cpu()  # (1, V) -> (V,)
+            # Rows of the embedding beyond the ids mean no token, and none of them is drawn.
+            logits = model.extend(context, cache)[0, : model.vocab_size].float().cpu()  # (1, V) -> (ids,)
         token = sampling.sample(logits, generator)
         yield token
         new_ids = [token]

@@ -9,6 +9,7 @@ Henry et al. 2020, "Query-Key Normalization"; Pope et al. 2022, "Efficiently Sca
 probabilities are saved here; Srivastava et al. 2014, "Dropout" (survivors are scaled by the inverse of their share).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,9 +51,24 @@ def rotations(config: ModelConfig, begin: int, time: int, device: torch.device) 
         return None
     pairs = torch.arange(0, config.head_size, 2, device=device, dtype=torch.float32)  # (D/2,)
     frequencies = 1.0 / config.rotary_base ** (pairs / config.head_size)
+    if config.rotary_scaling is not None:
+        frequencies = _stretched(frequencies, *config.rotary_scaling)
     places = torch.arange(begin, begin + time, device=device, dtype=torch.float32)  # (T,)
     angles = torch.outer(places, frequencies)[:, None]  # (T, 1, D/2)
     return torch.stack([angles.cos(), angles.sin()])
+
+
+def _stretched(
+    frequencies: Tensor, factor: float, low: float = 0.0, high: float = 0.0, positions: float = 0.0
+) -> Tensor:
+    """Divide frequencies (D/2,) by `factor`; Llama 3 keeps those that turn `high` times in its first positions.
+
+    Those that turn less than `low` times are divided whole, those between them in part.
+    """
+    if not positions:
+        return frequencies / factor
+    kept = ((positions / (2 * math.pi / frequencies) - low) / (high - low)).clamp(0.0, 1.0)  # (D/2,)
+    return (1 - kept) * frequencies / factor + kept * frequencies
 
 
 def rotate(x: Tensor, turned: Tensor) -> Tensor:

@@ -63,8 +63,7 @@ class Decision:
 class RunOpened:
     """A run exists: its frozen configuration, its data, and its initial weights unless they are drawn from the seed.
 
-    `smallest_writer_version` is the smallest `WRITER_VERSION` that may append to the run; `nodes_wanted` and
-    `continued_by` are those of `Placement`.
+    The source is what is kept of their folder. A writer is at least `smallest_writer_version`; compare `Placement`.
     """
 
     run_id: str
@@ -75,6 +74,7 @@ class RunOpened:
     total_steps: int
     code_version: str
     initial_weights_sha256: str | None = None
+    initial_source_sha256: str | None = None
     smallest_writer_version: int = WRITER_VERSION
     nodes_wanted: int = 1
     continued_by: str = ""

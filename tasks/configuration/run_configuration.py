@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig
 from cairn.model.configuration.network import ModelConfig, Section
 from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 from cairn.storage.stores.codec import encode, sha256
@@ -77,6 +77,16 @@ class RunConfig(Section, use_attribute_docstrings=True):
     # A store can be moved, so its place is no part of the log.
     store: str = Field("", exclude=True)
     """folder or URL of the store, where neither --store nor CAIRN_STORE names one"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _weights_bring_their_tokenizer(cls, document: Any) -> Any:
+        match document:
+            case {"training": {"init_from": str(folder)}, "data": {"sources": [source, *_], **data}}:
+                if "tokenizer" not in data and not str(source).startswith(SNAPSHOT_SOURCE):
+                    named = {**document["data"], "tokenizer": f"{folder.rstrip('/')}/tokenizer.json"}
+                    return {**document, "data": named}
+        return document
 
     @model_validator(mode="after")
     def _stages_begin(self) -> Self:

@@ -36,9 +36,15 @@ def left_out(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def keep_numerics(config: run_configuration.RunConfig, opened: Mapping[str, Any]) -> run_configuration.RunConfig:
-    """Return the configuration with precision, kernels and family of the opened run where it names none itself."""
+    """Return the configuration with precision, kernels and family of the opened run where it names none itself.
+
+    So it is with the keys of the network of given weights, whose `config.json` is read only once.
+    """
     stored = parse_stored_configuration(opened)
     named = config.model_copy(update={"model_family": config.model_family or stored.model_family})
+    if config.training.init_from is not None:
+        given = {name: getattr(config.model, name) for name in config.model.model_fields_set}
+        named = named.model_copy(update={"model": stored.model.model_copy(update=given)})
     return named.with_mode(precision=stored.training.precision, kernels=stored.training.kernels)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.numpy import save_file
 
-from cairn.model.architectures import gpt, hugging_face
+from cairn.model.architectures import gpt, hugging_face, published_config
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.training.train_state import load_weights
@@ -24,7 +24,7 @@ from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer import initial_weights, tensor_exchange
+from cairn.tasks.trainer import initial_weights, tensor_exchange, weights_source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,14 +57,37 @@ def open_model(
     return CheckpointModel(network=network.eval(), tokenizer=tokenizer, snapshot=snapshot)
 
 
-def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -> None:
-    """Write weights, configuration, tokenizer and README by one rename; TaskError unless `folder` is new or empty."""
+def write_model_directory(
+    folder: Path, opened: CheckpointModel, *, card: str, source: weights_source.WeightsSource | None = None
+) -> None:
+    """Write weights, configuration, tokenizer and README by one rename; TaskError unless `folder` is new or empty.
+
+    The documents of the `source` that the weights began with are carried on: special tokens, chat template, ends.
+    """
     require_empty(folder)
+    network, texts = opened.network, _documents(opened, source)
+    target = folder.resolve()
+    staging = target.parent / f".{target.name}-{uuid.uuid4().hex}"
+    try:
+        staging.mkdir(parents=True)
+        for name, content in {**texts, "README.md": card}.items():
+            (staging / name).write_text(content, encoding="utf-8", newline="")
+        weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in network.named_parameters()}
+        renamed = hugging_face.to_hugging_face(weights, network.config, network.vocab_size)
+        save_file(renamed, staging / initial_weights.WEIGHTS, {"format": "pt"})
+        staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
+    except OSError as error:
+        raise TaskError(f"{folder}: cannot be written: {error}; name a folder this user may write to") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _documents(opened: CheckpointModel, source: weights_source.WeightsSource | None) -> dict[str, str]:
+    """Return the texts of an export by name, but for its card."""
     network, end_id = opened.network, opened.tokenizer.end_of_text_id
-    config = hugging_face.config_of(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
+    carried = {name: source.documents[name] for name in weights_source.CARRIED if source and name in source.documents}
     end_of_text = load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
     documents: dict[str, dict[str, Any]] = {
-        initial_weights.CONFIG: config.model_dump(mode="json", exclude_none=True),
         "generation_config.json": {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -79,26 +102,23 @@ def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -
             "split_special_tokens": True,
         },
     }
-    target = folder.resolve()
-    staging = target.parent / f".{target.name}-{uuid.uuid4().hex}"
-    try:
-        staging.mkdir(parents=True)
-        for name, content in documents.items():
-            (staging / name).write_bytes(encode(content))
-        tokenizer = opened.snapshot.tokenizer_json
-        document = json.loads(tokenizer)
-        if (document.get("post_processor") or {}).get("type") not in (None, "ByteLevel"):
-            tokenizer = encode(document | {"post_processor": None}).decode()  # training adds no tokens around a text
-        (staging / initial_weights.TOKENIZER).write_text(tokenizer, encoding="utf-8")
-        (staging / "README.md").write_text(card, encoding="utf-8")
-        weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in network.named_parameters()}
-        renamed = hugging_face.to_hugging_face(weights, network.config, network.vocab_size)
-        save_file(renamed, staging / initial_weights.WEIGHTS, {"format": "pt"})
-        staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
-    except OSError as error:
-        raise TaskError(f"{folder}: cannot be written: {error}; name a folder this user may write to") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    if carried:  # without a document of its own, the ends of the configuration hold
+        del documents["generation_config.json"]
+    for name in (name for name in carried if name.endswith(".json")):
+        documents[name] = weights_source.parse_document(name, carried[name])
+    documents[weights_source.CONFIG] = published_config.document_of(
+        network.config,
+        ids=network.vocab_size,
+        end_of_text_id=end_id,
+        begun_from=carried.get(weights_source.CONFIG),
+    )
+    tokenizer = json.loads(opened.snapshot.tokenizer_json)
+    around = (tokenizer.get("post_processor") or {}).get("type")
+    is_own = source is not None and source.has_tokenizer
+    if around not in (None, "ByteLevel") and not is_own:  # training adds no tokens around a text
+        documents[weights_source.TOKENIZER] = tokenizer | {"post_processor": None}
+    texts = {**carried, weights_source.TOKENIZER: opened.snapshot.tokenizer_json}
+    return texts | {name: encode(document).decode() for name, document in documents.items()}
 
 
 def require_empty(folder: Path) -> None:

@@ -118,7 +118,10 @@ class Measurement:
 
 
 class EvaluationSpec(BaseModel):
-    """The spec of one evaluation: `number` counts the run's evaluations, `folder` holds a command's model and files."""
+    """The spec of one evaluation: `number` counts the run's evaluations, `folder` holds a command's model and files.
+
+    `source_sha256` names the source of the weights that the run began with.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -128,6 +131,7 @@ class EvaluationSpec(BaseModel):
     run_id: str
     number: int
     folder: Path | None
+    source_sha256: str | None = None
 
 
 def find_evaluation(
@@ -229,6 +233,7 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | run_e
             run_id=log.run_id,
             number=number,
             folder=folder,
+            source_sha256=log.state.opened.initial_source_sha256 if log.state.opened else None,
         )
         outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
     if outcome.problem and (fault := evaluator_fault(log.store, log.prefix, plan.faults, number)):

@@ -31,6 +31,7 @@ from cairn.tasks.errors import TaskError
 from cairn.tasks.evaluator import checkpoint_model, confinement
 from cairn.tasks.evaluator.evaluation_run import EvaluationSpec, Suite
 from cairn.tasks.evaluator.evaluator_process import EvaluationResult, PipeReader
+from cairn.tasks.trainer.weights_source import read_source
 
 MODEL = "{model}"
 MOST_PRINTED_BYTES = 1024 * 1024
@@ -105,8 +106,9 @@ def _measure_by_command(spec: EvaluationSpec, suite: EvaluatorConfig) -> Evaluat
         f"Step {checkpoint.step} of run {spec.run_id}, manifest sha256 {checkpoint.manifest_sha256}, trained on data "
         f"snapshot {spec.plan.snapshot_id}. Written for an evaluator; `cairn export` writes a model card.\n"
     )
+    source = read_source(open_store.open_store(spec.store_url), spec.source_sha256) if spec.source_sha256 else None
     # Not bound to a name: the weights are not needed in memory while the command runs.
-    checkpoint_model.write_model_directory(spec.folder / "model", _open(spec, "cpu"), card=card)
+    checkpoint_model.write_model_directory(spec.folder / "model", _open(spec, "cpu"), card=card, source=source)
     result = run_command(suite, spec)
     del guard  # it has to live until here
     return result

@@ -1,4 +1,4 @@
-"""Reads the weights that a run starts from out of a Hugging Face directory, and keeps them in the store.
+"""Reads the weights and the network that a run starts from out of a Hugging Face directory, and keeps them.
 
 They are stored as `initial/<sha256>/`: every start uses exactly those bytes and needs the directory no more.
 Refuses pickles. Imports no torch, because the process that opens a run holds no tensors.
@@ -14,27 +14,34 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import load, save
 
-from cairn.model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, parse_config
+from cairn.model.architectures import published_config
+from cairn.model.architectures.hugging_face import from_hugging_face
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
 from cairn.model.estimates.size_estimate import count_parameters
 from cairn.storage.checkpoints.payload import NUMPY_TYPES, chunks_of
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.codec import decode
-from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, read_verified
+from cairn.storage.stores.object_store import ObjectStore, check_object, read_verified
 from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
 from cairn.tasks.text.format import one_line
+from cairn.tasks.trainer.weights_source import (
+    CONFIG,
+    KEPT,
+    TOKENIZER,
+    describe_source,
+    initial_key,
+    keep_source,
+    promised_object,
+)
 
-CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-TOKENIZER = "tokenizer.json"
 _BYTES_PER_PARAMETER, _MOST_OTHER_BYTES = 16, 256 << 20  # GPT-2's files also hold a mask for each layer
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -48,7 +55,9 @@ class InitialDirectory:
 
     @property
     def folder(self) -> Path:
-        """The directory's path."""
+        """The directory's path; raises InvalidInput for a URL."""
+        if "://" in self.named:
+            raise InvalidInput("a URL; rule: a folder of this machine; download it first")
         return self.base_dir / expand_home("training.init_from", self.named)
 
 
@@ -57,66 +66,70 @@ class _Index:
     weight_map: Mapping[str, str]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptWeights:
+    """The hashes under which a store has initial weights, and what is kept of the directory that they came from."""
+
+    weights_sha256: str
+    source_sha256: str
+
+
+def adopt_network(directory: InitialDirectory, model: ModelConfig) -> ModelConfig:
+    """Return [model] as the directory's `config.json` completes it; InvalidInput where a key says something else."""
+    with _naming(directory):
+        return published_config.adopt_network(_config(directory.folder), model)
+
+
 def check_directory(directory: InitialDirectory, model: ModelConfig, vocab_size: int) -> None:
-    """Raise InvalidInput if the weights do not fit this model and vocabulary; reads no weights."""
+    """Raise InvalidInput if the weights do not fit this model and vocabulary; reads no weights.
+
+    More rows than ids are those of a padded embedding if the directory's tokenizer has as many ids.
+    """
     with _naming(directory):
         found = _config(directory.folder)
-        check_settings(found, model)
+        published_config.check_settings(found, model)
         _weight_files(directory.folder)
-        if found.vocab_size != vocab_size:
+        if found.vocab_size != vocab_size and not vocab_size == _own_ids(directory.folder) < found.vocab_size:
             problem = f"the tokenizer has {vocab_size} ids, the weights have {found.vocab_size}"
             raise _other_vocabulary(directory, problem)
 
 
 def keep_initial_weights(
     store: ObjectStore, directory: InitialDirectory, model: ModelConfig, *, tokenizer_json: str, vocab_size: int
-) -> str:
-    """Check the weights against model and tokenizer, store them once and return their sha256; raises InvalidInput."""
+) -> KeptWeights:
+    """Check the weights against model and tokenizer, store them once; raises InvalidInput."""
     check_directory(directory, model, vocab_size)
     with _naming(directory):
-        _check_tokenizer(directory, tokenizer_json)
+        has_tokenizer = _check_tokenizer(directory, tokenizer_json)
         most_bytes = _BYTES_PER_PARAMETER * count_parameters(model, vocab_size) + _MOST_OTHER_BYTES
-        files = _weight_files(directory.folder)
-        arrays = dict(pair for path in files for pair in _file_arrays(path, most_bytes))
+        arrays, digests = dict[str, NDArray[Any]](), dict[str, str]()
+        for path in _weight_files(directory.folder):
+            digests[path.name] = _read_arrays(path, most_bytes, into=arrays)
+        source = describe_source(directory.folder, digests, has_tokenizer=has_tokenizer)
         content = save(from_hugging_face(arrays, model, vocab_size), {"format": "pt"})
-    sha256 = hashlib.sha256(content).hexdigest()
+        kept = KeptWeights(weights_sha256=hashlib.sha256(content).hexdigest(), source_sha256=keep_source(store, source))
     with suppress(IntegrityError):  # missing or damaged
-        check_object(store, promised_weights(store, sha256))
-        return sha256
-    store.write_stream(_key(sha256), chunks_of(memoryview(content)))
-    return sha256
+        check_object(store, promised_object(store, kept.weights_sha256, KEPT))
+        return kept
+    store.write_stream(initial_key(kept.weights_sha256, KEPT), chunks_of(memoryview(content)))
+    return kept
 
 
 def read_initial_weights(store: ObjectStore, sha256: str) -> dict[str, NDArray[np.float32]]:
     """Return the stored weights by the network's names; raises IntegrityError if a byte has changed."""
-    content = bytes(read_verified(store, promised_weights(store, sha256)))
+    promised = promised_object(store, sha256, KEPT)
     try:
-        return load(content)
+        return load(bytes(read_verified(store, promised)))
     except SafetensorError as error:
-        raise IntegrityError(f"{_key(sha256)}: {error}") from error
+        raise IntegrityError(f"{promised.key}: {error}") from error
 
 
-def promised_weights(store: ObjectStore, sha256: str) -> ExpectedObject:
-    """Return the stored object of the weights; raises IntegrityError if it is missing."""
-    if (size := store.size(_key(sha256))) is None:
-        raise IntegrityError(f"{_key(sha256)}: missing, and the run started from it; restore it, or start another run")
-    return ExpectedObject(key=_key(sha256), bytes=size, sha256=sha256)
-
-
-def _key(sha256: str) -> str:
-    return f"initial/{sha256}/weights.safetensors"
-
-
-def _config(folder: Path) -> HuggingFaceConfig:
+def _config(folder: Path) -> published_config.HuggingFaceConfig:
     try:
-        return parse_config(read_file(folder / CONFIG))
+        return published_config.parse_config(read_file(folder / CONFIG))
     except OSError as error:
         rule = "rule: a directory of save_pretrained"
         raise InvalidInput(f"{CONFIG} cannot be read: {error.strerror}; {rule}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc'])) or 'the document'} = {first['input']!r}: {first['msg']}"
-        raise InvalidInput(f"{CONFIG}: {problem}; rule: a gpt2's, llama's or qwen3's") from error
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
@@ -142,33 +155,46 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     return tuple(folder / name for name in names)
 
 
-def _file_arrays(path: Path, most_bytes: int) -> Iterator[tuple[str, NDArray[Any]]]:
+def _read_arrays(path: Path, most_bytes: int, *, into: dict[str, NDArray[Any]]) -> str:
+    """Add the arrays of a file and return its SHA-256."""
     try:
+        data = read_file(path, most_bytes)
         # The library's own reader for numpy has no bfloat16.
-        for name, tensor in deserialize(read_file(path, most_bytes)):  # type: ignore[no-untyped-call]
+        for name, tensor in deserialize(data):  # type: ignore[no-untyped-call]
             if tensor["dtype"] not in NUMPY_TYPES:
                 raise InvalidInput(f"{name} is {tensor['dtype']}; rule: one of {', '.join(NUMPY_TYPES)}")
             flat = np.frombuffer(tensor["data"], dtype=NUMPY_TYPES[tensor["dtype"]])
             if tensor["dtype"] == "BF16":  # the upper half of a float32
                 flat = (flat.astype("<u4") << 16).view("<f4")
-            yield name, flat.reshape(tensor["shape"])  # (values,) -> its shape
+            into[name] = flat.reshape(tensor["shape"])  # (values,) -> its shape
+        return hashlib.sha256(data).hexdigest()
     except (OSError, SafetensorError, ValueError, InvalidInput) as error:
         raise InvalidInput(f"{path.name} cannot be read: {error}") from error
 
 
-def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
-    """Refuse a tokenizer with other ids than the weights' own, if the directory has one."""
-    if not (directory.folder / TOKENIZER).exists():
-        return
+def _own_tokens(folder: Path) -> Mapping[str, int]:
+    """Return the ids of the directory's own tokenizer by token; none without one."""
+    if not (folder / TOKENIZER).exists():
+        return {}
     try:
-        theirs = read_library_tokenizer(directory.folder / TOKENIZER)
+        return read_library_tokenizer(folder / TOKENIZER).get_vocab(with_added_tokens=True)
     except (OSError, UnicodeDecodeError, InvalidInput) as error:
         raise InvalidInput(f"{TOKENIZER} cannot be read: {error}; repair it or remove it") from error
+
+
+def _own_ids(folder: Path) -> int:
+    return max(_own_tokens(folder).values(), default=-1) + 1
+
+
+def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> bool:
+    """Refuse a tokenizer with other ids than the weights' own; returns whether the directory has one, with those."""
+    theirs = _own_tokens(directory.folder)
     ours = load_library_tokenizer(tokenizer_json).get_vocab(with_added_tokens=True)
     # Tokens that were imported without their tokenizer have a placeholder, in which only end-of-text has a name.
     is_placeholder = sum(text != str(number) for text, number in ours.items()) <= 1
-    if not is_placeholder and theirs.get_vocab(with_added_tokens=True) != ours:
+    if theirs and not is_placeholder and theirs != ours:
         raise _other_vocabulary(directory, f"the tokenizer is another than the weights' own {TOKENIZER}")
+    return theirs == ours
 
 
 def _other_vocabulary(directory: InitialDirectory, problem: str) -> InvalidInput:

@@ -4,11 +4,14 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.trainer.weights_source import WeightsSource, keep_source
 from tests.commands import Cairn
 from tests.fabricated_run import promote
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
@@ -79,6 +82,62 @@ def test_the_card_of_a_model_trained_across_documents_warns_of_nothing(
     cairn("export", "bard", "out")
     card = card_of(tmp_path / "out")
     assert "attends across documents" not in card and "Nothing was measured." in card
+
+
+def begun_from(store: LocalStore, folder: Path, **changes: Any) -> None:
+    """A model that was trained from somebody's weights."""
+    known: dict[str, Any] = {"name": "theirs", "licence": "mit", "files": {"model.safetensors": "5" * 64}}
+    source = WeightsSource(**{**known, "documents": {}, **changes})
+    commit_model(store, folder, small_configuration(), initial_source_sha256=keep_source(store, source))
+
+
+def test_the_card_names_the_base_model_its_hash_and_licence(cairn: Cairn, store: LocalStore, tmp_path: Path) -> None:
+    begun_from(store, tmp_path)
+    cairn("export", "bard", "out")
+    card = card_of(tmp_path / "out")
+    assert 'base_model: "theirs"\nlicense: "mit"\n' in card and "| base model | `theirs` |" in card
+    assert f"`model.safetensors`, sha256 | `{'5' * 64}`" in card and "| licence of the base model | `mit` |" in card
+
+
+def test_a_base_model_s_words_stay_in_their_place_of_the_card(cairn: Cairn, store: LocalStore, tmp_path: Path) -> None:
+    begun_from(store, tmp_path, name="a\n---\n# X", licence="`|\n\n# Y", files={"x.safetensors": "|\n# Z"})
+    assert cairn("export", "bard", "out").code == 0
+    assert not {"# X", "# Y", "# Z", "---"} & {*card_of(tmp_path / "out").partition("\n---\n")[2].splitlines()}
+
+
+def test_a_fork_s_card_names_the_base_model_too(cairn: Cairn, store: LocalStore, tmp_path: Path) -> None:
+    begun_from(store, tmp_path)
+    assert cairn("fork", "bard", "twin").code == 0
+    opened, forked = (RunLog(store, run).refresh().opened for run in ("bard", "twin"))
+    assert opened is not None and forked is not None
+    assert opened.initial_source_sha256 == forked.initial_source_sha256 is not None
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        {"config.json": '{"model_type": "gpt2", "n_layer": 99, "vocab_size": 301}'},
+        {"config.json": "[]"},
+        {"tokenizer_config.json": "{"},
+    ],
+)
+def test_documents_of_a_store_that_do_not_fit_the_weights_are_not_exported(
+    cairn: Cairn, store: LocalStore, tmp_path: Path, documents: dict[str, str]
+) -> None:
+    begun_from(store, tmp_path, documents=documents)
+    ended = cairn("export", "bard", "out")
+    assert ended.code == 2 and not (tmp_path / "out").exists()
+
+
+def test_only_the_known_documents_of_a_store_are_exported_and_none_names_code(
+    cairn: Cairn, store: LocalStore, tmp_path: Path
+) -> None:
+    code = '{"auto_map": {"AutoTokenizer": ["code.T", null]}, "a": 1}'
+    begun_from(store, tmp_path, documents={"../evil.json": "{}", "code.py": "1", "tokenizer_config.json": code})
+    assert cairn("export", "bard", "out").code == 0
+    names = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names and not (tmp_path / "evil.json").exists()
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text()) == {"a": 1}
 
 
 def test_a_checkpoint_that_does_not_verify_is_not_exported(

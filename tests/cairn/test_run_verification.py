@@ -12,6 +12,7 @@ from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import entry_name
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.object_store import MAX_READ_BYTES
+from cairn.tasks.trainer.weights_source import WeightsSource, keep_source
 from tests.entries import placement, writer
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore
@@ -47,6 +48,15 @@ def test_a_flipped_byte_in_them_is_named(store: MemoryStore) -> None:
 
 def test_their_absence_is_named(store: MemoryStore) -> None:
     assert ["missing" in problem for problem in initial_problems(store)] == [True]
+
+
+def test_a_flipped_byte_in_what_is_kept_of_their_folder_is_named() -> None:
+    store, source = MemoryStore("begun"), WeightsSource(name="theirs", licence="mit", files={}, documents={})
+    body = replace(opened(), initial_source_sha256=(sha256 := keep_source(store, source)))
+    RunLog(store, body.run_id).append(lambda state: body, writer=writer())
+    assert initial_problems(store) == []
+    store.write(key := f"initial/{sha256}/source.json", b"T" + store.read(key)[1:])
+    assert [key in problem for problem in initial_problems(store)] == [True]
 
 
 @pytest.fixture

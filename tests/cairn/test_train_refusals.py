@@ -27,7 +27,10 @@ def train(tmp_path: Path, cairn: Cairn) -> Callable[..., Ended]:
     return lambda *arguments: cairn("train", "run.toml", *arguments, PREFECT_API_URL="http://127.0.0.1:9/api")
 
 
-@pytest.mark.parametrize("override", ["model.block_size=5000", "data.tokenizer=bpe:60000", "model.n_embd=1048576"])
+@pytest.mark.parametrize(
+    "override",
+    ["model.block_size=5000", "data.tokenizer=bpe:60000", "model.n_embd=1048576", "model.vocab_size=100"],
+)
 def test_what_the_text_or_the_memory_refuses_is_refused_before_a_server_is_started(
     train: Callable[..., Ended], cairn: Cairn, override: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

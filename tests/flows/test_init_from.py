@@ -16,13 +16,7 @@ from tests.tasks.committed_model import commit_model, small_configuration
 CONFIG = """
 [data]
 sources = ["text.jsonl"]
-tokenizer = "out/tokenizer.json"
 val_fraction = 0.3
-[model]
-n_layer = 2
-n_head = 2
-n_embd = 12
-block_size = 16
 [training]
 steps = 4
 global_batch = 2
@@ -48,6 +42,11 @@ def exported(cairn: Cairn, store: LocalStore, tmp_path: Path) -> Path:
     ("override", "words"),
     [
         ("training.init_from=gone", ("training.init_from = 'gone'", "config.json cannot be read", "rule")),
+        (
+            "training.init_from=s3://bucket/gpt2",
+            ("training.init_from = 's3://bucket/gpt2': a URL", "download it first"),
+        ),
+        ("model.vocab_size=300", ("model.vocab_size = 300", "use model.vocab_size = 301")),
         ("model.n_layer=3", ("training.init_from = 'out'", "model.n_layer = 3", "use model.n_layer = 2")),
         ("model.block_size=32", ("model.block_size = 32", "16 positions", "use model.block_size = 16 or less")),
         ("data.tokenizer=bytes", ("has 257 ids, the weights have 301", "use data.tokenizer = 'out/tokenizer.json'")),
@@ -78,7 +77,25 @@ def test_a_run_begins_from_the_weights_and_goes_on_without_their_directory(
     assert ended.code == 0, ended.err
     state = RunLog(store, "run").refresh()
     assert state.opened is not None and state.finished is not None
-    key = f"initial/{state.opened.initial_weights_sha256}/weights.safetensors"
-    assert store.keys("initial") == [key]
+    keys = [f"{state.opened.initial_weights_sha256}/weights.safetensors"]
+    keys += [f"{state.opened.initial_source_sha256}/source.json"]
+    assert store.keys("initial") == sorted(f"initial/{key}" for key in keys)
     shutil.rmtree(exported / "out")
     assert cairn_process("train", "--run-id", "run").code == 0
+
+
+@pytest.mark.slow
+def test_a_configuration_without_the_network_s_keys_goes_on_without_the_directory(
+    cairn_process: Cairn, exported: Path, store: LocalStore
+) -> None:
+    ended = cairn_process("train", "here/run.toml", "--set", "budgets.lost.retries=0", CAIRN_FAULTS="kill@2")
+    assert ended.code == 4, ended.err
+    shutil.rmtree(exported / "out")
+    other = cairn_process("train", "here/run.toml", "--set", "model.n_layer=3")
+    assert other.code == 6 and "model.n_layer: run has 2, this command has 3" in other.err
+    again = cairn_process("train", "here/run.toml")
+    assert again.code == 0, again.err
+    state = RunLog(store, "run").refresh()
+    assert state.opened is not None and state.finished is not None
+    resolved = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 16, "vocab_size": 301}
+    assert {key: state.opened.config["model"][key] for key in resolved} == resolved

@@ -1,8 +1,10 @@
 """Which run, store and configuration a training request means, and that the configuration is read once."""
 
 import io
+import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +23,9 @@ from cairn.flows.preparation.training_request import (
 )
 from cairn.storage.logs.run_state import RunState
 from cairn.tasks.configuration.configuration_source import load_configuration
-from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.configuration.stored_configuration import check_drift
+from cairn.tasks.errors import ConfigDrift, InvalidConfiguration
+from tests.entries import opened
 from tests.fabricated_run import FabricatedRun
 
 CONFIG = """
@@ -164,3 +168,46 @@ def test_a_field_of_the_form_sets_its_key_and_zero_sets_nothing() -> None:
 def test_a_key_in_its_field_and_in_the_overrides_is_refused_with_both_values() -> None:
     with pytest.raises(InvalidConfiguration, match=r"training.lr: .*\(0.001\) and by training.lr=2; keep one"):
         with_settings(("training.lr=2",), steps=0, learning_rate=1e-3, micro_batch=0)
+
+
+GIVEN = {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 301}
+
+
+@pytest.fixture
+def begun(config: Path) -> tuple[Path, RunState]:
+    """A configuration that names weights and no key of their network, and the run that was opened with it."""
+    config.write_text(f'{CONFIG}init_from = "weights"\n')
+    (config.parent / "weights").mkdir()
+    (config.parent / "weights" / "config.json").write_text(json.dumps(GIVEN))
+    first = configure_run(resolve_request(TrainingRequest(config=str(config)), {}), RunState(), {})
+    return config, RunState(opened=opened("run", config=first.frozen()))
+
+
+def test_the_network_of_a_new_run_is_that_of_the_weights_it_begins_with(begun: tuple[Path, RunState]) -> None:
+    state = begun[1]
+    assert state.opened is not None
+    wanted = {"n_embd": 12, "n_layer": 2, "n_head": 2, "block_size": 16, "vocab_size": 301, "dropout": 0.0}
+    assert {key: state.opened.config["model"][key] for key in wanted} == wanted
+
+
+def test_the_tokenizer_of_a_new_run_is_that_of_the_weights_it_begins_with(begun: tuple[Path, RunState]) -> None:
+    state = begun[1]
+    assert state.opened is not None and state.opened.config["data"]["tokenizer"] == "weights/tokenizer.json"
+
+
+def test_a_run_that_is_open_has_its_network_from_the_log_and_never_from_the_folder(
+    begun: tuple[Path, RunState],
+) -> None:
+    config, state = begun
+    shutil.rmtree(config.parent / "weights")
+    assert state.opened is not None
+    again = configure_run(resolve_request(TrainingRequest(config=str(config)), {}), state, {})
+    check_drift(state.opened.config, again, run_id="run")
+
+
+def test_a_key_of_the_network_that_is_given_now_is_compared_with_the_log(begun: tuple[Path, RunState]) -> None:
+    config, state = begun
+    request = TrainingRequest(config=str(config), overrides=("model.n_layer=3",))
+    assert state.opened is not None
+    with pytest.raises(ConfigDrift, match=r"model\.n_layer: run has 2, this command has 3"):
+        check_drift(state.opened.config, configure_run(resolve_request(request, {}), state, {}), run_id="run")

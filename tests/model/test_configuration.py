@@ -23,6 +23,10 @@ def test_reading_the_configuration_module_does_not_import_torch() -> None:
         ({"n_layer": 0}, ["n_layer", "greater than 0", "0"]),
         ({"dropout": 1.0}, ["dropout", "less than 1", "1.0"]),
         ({"layers": 3}, ["layers", "not permitted"]),
+        ({"rotary_scaling": ()}, ["rotary_scaling", "at least 1 item"]),
+        ({"rotary_scaling": (8.0, 1.0)}, ["rotary_scaling=[8.0, 1.0]", "one number, or Llama 3's four"]),
+        ({"rotary_scaling": (8.0, 4.0, 4.0, 8192)}, ["rotary_scaling=", "the second is below the third"]),
+        ({"rotary_scaling": (8.0, 1.0, 4.0, 0.5)}, ["rotary_scaling=", "the last whole"]),
     ],
 )
 def test_an_impossible_model_is_refused_with_field_value_and_rule(fields, words) -> None:

@@ -9,8 +9,11 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from cairn.flows.orchestrator.prefect_settings import settle_prefect
+from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.hugging_face import to_hugging_face
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import ModelError
@@ -49,7 +52,11 @@ def weights_from(path: Path) -> None:
     if path.name == "shard.safetensors":
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": path.name}}))
     elif path.name != "model.safetensors.index.json" and path.name != "model.safetensors":
-        (folder / "model.safetensors").write_bytes(bytes(8))
+        network = GPT(SMALL, 257)
+        arrays = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
+        save_file(to_hugging_face(arrays, SMALL, 257), folder / "model.safetensors")
+    if path.name != "tokenizer.json":
+        (folder / "tokenizer.json").write_text(Tokenizer.bytes().json, encoding="utf-8")
     text = Tokenizer.bytes().json
     directory = InitialDirectory(str(folder), folder)
     keep_initial_weights(LocalStore(folder / "store"), directory, SMALL, tokenizer_json=text, vocab_size=257)
@@ -84,6 +91,10 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "init_from, its index": ("model.safetensors.index.json", weights_from),
     "init_from, a shard": ("shard.safetensors", weights_from),
     "init_from, its tokenizer": ("tokenizer.json", weights_from),
+    "init_from, its ends": ("generation_config.json", weights_from),
+    "init_from, its marks": ("tokenizer_config.json", weights_from),
+    "init_from, its special tokens": ("special_tokens_map.json", weights_from),
+    "init_from, its chat template": ("chat_template.jinja", weights_from),
     "data.tokenizer": ("tokenizer.json", read_tokenizer),
     "data.sources": ("text.txt", source),
     "tokens": ("tokens.bin", inspect_token_file),

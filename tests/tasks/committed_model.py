@@ -57,7 +57,9 @@ def small_configuration(
     return parse_configuration(document, overrides=(), environment={}, name="test")
 
 
-def commit_model(store: ObjectStore, folder: Path, config: RunConfig, run_id: str = "bard") -> CommittedModel:
+def commit_model(
+    store: ObjectStore, folder: Path, config: RunConfig, run_id: str = "bard", **opening: Any
+) -> CommittedModel:
     """Build the snapshot of `folder`'s text, open a run, and commit a network whose every weight has moved."""
     (folder / "text.jsonl").write_bytes(shaped(TEXTS, "jsonl"))
     snapshot = build_snapshot(store, config.data, folder)
@@ -70,6 +72,7 @@ def commit_model(store: ObjectStore, folder: Path, config: RunConfig, run_id: st
         data_snapshot=snapshot.snapshot_id,
         total_steps=config.training.steps,
         code_version="0.1.0+abc",
+        **opening,
     )
     started = entries.started(
         1,

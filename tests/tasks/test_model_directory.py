@@ -15,7 +15,8 @@ import torch
 from safetensors import safe_open
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.architectures.hugging_face import check_settings, parse_config, to_hugging_face
+from cairn.model.architectures.hugging_face import to_hugging_face
+from cairn.model.architectures.published_config import check_settings, parse_config
 from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig, parameter_table
 from cairn.model.data.tokenizer import Tokenizer
@@ -29,7 +30,12 @@ from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.data.token_import import numbered_vocabulary
 from cairn.tasks.errors import TaskError
 from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, write_model_directory
-from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights, read_initial_weights
+from cairn.tasks.trainer.initial_weights import (
+    InitialDirectory,
+    adopt_network,
+    keep_initial_weights,
+    read_initial_weights,
+)
 from tests.memory_store import MemoryStore
 
 TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and 🪨 stones;\n\tthe {number}th cairn." for number in range(80))
@@ -152,26 +158,22 @@ def test_a_tokenizer_that_adds_tokens_around_a_text_adds_none_here(transformers:
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("ab")["input_ids"] == [97, 98]
 
 
-SAVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "gpt2": (
-        "GPT2",
-        {"n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3},
-        {"n_layer": 2, "n_head": 3, "n_embd": 12, "block_size": 16},
-    ),
-    "qwen3": (
-        "Qwen3",
-        {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 12, "head_dim": 6}
-        | {"intermediate_size": 20, "max_position_embeddings": 16, "tie_word_embeddings": True},
-        {"architecture": "qwen3", "n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 12, "head_size": 6}
-        | {"n_inner": 20, "block_size": 16, "rotary_base": 10_000.0},
-    ),
-    "llama": (
-        "Llama",
-        {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "intermediate_size": 20}
-        | {"max_position_embeddings": 16, "tie_word_embeddings": False},
-        {"architecture": "qwen3", "qk_norm": False, "tied": False, "n_layer": 2, "n_head": 4, "n_embd": 16}
-        | {"n_inner": 20, "block_size": 16, "rotary_base": 10_000.0},
-    ),
+QWEN3_SAVED = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 12} | {
+    "head_dim": 6, "intermediate_size": 20, "max_position_embeddings": 16, "tie_word_embeddings": True
+}  # fmt: skip
+LLAMA_SAVED = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "intermediate_size": 20} | {
+    "max_position_embeddings": 16, "tie_word_embeddings": False
+}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
+    "original_max_position_embeddings": 24, "rope_theta": 500.0
+}  # fmt: skip
+SAVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {"n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}),
+    "qwen3": ("Qwen3", QWEN3_SAVED),
+    "llama": ("Llama", LLAMA_SAVED),
+    "smollm2": ("Llama", LLAMA_SAVED | {"num_key_value_heads": 2, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
+    "llama3": ("Llama", LLAMA_SAVED | {"rope_parameters": LLAMA3}),
+    "linear": ("Llama", LLAMA_SAVED | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}}),
 }
 
 
@@ -180,16 +182,16 @@ SAVED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def test_what_transformers_saves_begins_a_run_with_its_logits(
     transformers: ModuleType, tmp_path: Path, kind: str, shard: str
 ) -> None:
-    name, settings, shape = SAVED[kind]
+    name, settings = SAVED[kind]
     wanted = getattr(transformers, f"{name}Config")(vocab_size=53, bos_token_id=0, eos_token_id=0, **settings)
     head = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
     theirs = getattr(transformers, head)(wanted).eval()
     theirs.save_pretrained(tmp_path, max_shard_size=shard)
-    store, config = MemoryStore(), ModelConfig(**shape)
-    directory, numbers = InitialDirectory(".", tmp_path), numbered_vocabulary(53, 0).json
-    sha256 = keep_initial_weights(store, directory, config, tokenizer_json=numbers, vocab_size=53)
+    store, directory = MemoryStore(), InitialDirectory(".", tmp_path)
+    config, numbers = adopt_network(directory, ModelConfig()), numbered_vocabulary(53, 0).json
+    kept = keep_initial_weights(store, directory, config, tokenizer_json=numbers, vocab_size=53)
     ours, ids = GPT(config, 53).eval(), torch.arange(32).view(2, 16)
-    arrays = read_initial_weights(store, sha256)
+    arrays = read_initial_weights(store, kept.weights_sha256)
     ours.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     with torch.no_grad():
         assert torch.allclose(ours(ids), theirs(ids).logits, rtol=0, atol=1e-5)

@@ -6,6 +6,10 @@ from tests.wiring.report_mutants import REPORT_MUTANTS
 from tests.wiring.storage_mutants import STORAGE_MUTANTS
 from tests.wiring.task_mutants import TASK_MUTANTS
 from tests.wiring.training_mutants import TRAINING_MUTANTS
+from tests.wiring.weights_mutants import WEIGHTS_MUTANTS
 
-MUTANTS = (*TRAINING_MUTANTS, *FLOW_MUTANTS, *TASK_MUTANTS, *STORAGE_MUTANTS, *REPLAY_MUTANTS, *REPORT_MUTANTS)
+MUTANTS = (
+    *(*TRAINING_MUTANTS, *FLOW_MUTANTS, *TASK_MUTANTS, *STORAGE_MUTANTS),
+    *(*REPLAY_MUTANTS, *REPORT_MUTANTS, *WEIGHTS_MUTANTS),
+)
 LEAST = 40

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from cairn.storage.logs.window_losses import read_losses
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.configuration.settings import EvaluatorConfig
+from cairn.tasks.evaluator import evaluator
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, EvaluationSpec, Measurement, Suite, record_evaluation
 from cairn.tasks.evaluator.evaluator import _open, measure_held_out
-from cairn.tasks.evaluator.evaluator_process import Outcome
+from cairn.tasks.evaluator.evaluator_process import EvaluationResult, Outcome
+from cairn.tasks.trainer.weights_source import WeightsSource, keep_source
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 from tests.tasks.corpus_files import shaped
 
@@ -214,3 +218,29 @@ def test_a_failed_evaluator_is_run_again_as_often_as_its_budget_says(
 
     failed = record_evaluation(made.log, Measurement(reference=made.reference, plan=plan), measure=fall_over)
     assert isinstance(failed, EvaluationFailed) and len(runs) == retries + 1
+
+
+def test_a_command_gets_the_documents_of_the_weights_that_the_run_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, seen = LocalStore(tmp_path / "store"), list[bytes]()
+    source = WeightsSource(
+        name="a", licence="", files={}, documents={"tokenizer_config.json": '{"chat_template": "x"}'}
+    )
+    made = commit_model(store, tmp_path, small_configuration(), initial_source_sha256=keep_source(store, source))
+
+    def read(suite: EvaluatorConfig, spec: EvaluationSpec) -> EvaluationResult:
+        assert spec.folder is not None
+        seen.append((spec.folder / "model" / "tokenizer_config.json").read_bytes())
+        return EvaluationResult(metrics={"accuracy": 0.5}, samples=())
+
+    def measure(spec: bytes, timeout_seconds: float) -> Outcome:
+        result = evaluator._measure_by_command(EvaluationSpec.model_validate_json(spec), command)
+        return Outcome(result=msgspec.json.encode(result), problem="")
+
+    monkeypatch.setattr(evaluator, "run_command", read)
+    monkeypatch.setattr(evaluator, "guard_group", object)
+    command = EvaluatorConfig(name="command", command=("true",))
+    plan = replace(plan_of(made, tmp_path), suite=command)
+    record_evaluation(made.log, Measurement(reference=made.reference, plan=plan), measure=measure)
+    assert [msgspec.json.decode(document) for document in seen] == [{"chat_template": "x"}]

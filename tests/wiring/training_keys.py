@@ -71,6 +71,22 @@ def what_norms_and_rotations_compute(bench: Bench) -> None:
     assert near.staged.state_sha256 != far.staged.state_sha256
 
 
+@acts("model.rotary_scaling")
+def wavelengths_that_are_stretched(bench: Bench) -> None:
+    scalings: tuple[Any, ...] = (None, [4.0], [4.0, 1.0, 4.0, 16])
+    digests = {
+        bench.train(1, model={"positions": "rotary", "rotary_scaling": scaling}).staged.state_sha256
+        for scaling in scalings
+    }
+    assert len(digests) == 3
+
+
+@acts("model.vocab_size")
+def rows_beyond_the_ids(bench: Bench) -> None:
+    plain, padded = shapes(bench, tied=False), shapes(bench, tied=False, vocab_size=1000)
+    assert plain["wte.weight"][0] < 1000 and padded["wte.weight"][0] == padded["lm_head.weight"][0] == 1000
+
+
 @acts("model.zero_projections")
 def projections_that_begin_as_zeros(bench: Bench) -> None:
     tensors = bench.train(0, model={"zero_projections": True}).tensors
