@@ -188,7 +188,8 @@ def summarize_run(
 def stopped_early(state: run_state.RunState) -> str | None:
     """Return where and why a finished run ended before its last step, None where it did not."""
     end = state.finished
-    return f"stopped early at step {end.step}: {end.stopped} (early_stop.{end.rule})" if end and end.stopped else None
+    rule = end.rule if end and "." in end.rule else f"early_stop.{end.rule if end else ''}"  # a set has its own section
+    return f"stopped early at step {end.step}: {end.stopped} ({rule})" if end and end.stopped else None
 
 
 def phase_of(state: run_state.RunState) -> RunPhase:

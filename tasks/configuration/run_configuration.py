@@ -71,6 +71,7 @@ class RunConfig(Section, use_attribute_docstrings=True):
     divergence: settings.DivergenceConfig = settings.DivergenceConfig()
     preemption: settings.PreemptionConfig = settings.PreemptionConfig()
     machines: settings.MachinesConfig = settings.MachinesConfig()
+    set: settings.SetConfig = settings.SetConfig()
     cost: settings.CostConfig = settings.CostConfig()
     exporters: ExportersConfig = ExportersConfig()
     notify: settings.NotifyConfig = Field(default=settings.NotifyConfig(), exclude=True)
