@@ -52,7 +52,9 @@ def train(
 
     `--set key=value,value` trains a run for each value, one after the other, named RUN.key=value, and
     `cairn compare RUN` compares them; with several such keys, a run for each combination. Values are written as in
-    TOML: a list in brackets is one value, and so is text without quotes. With --json a set prints a list.
+    TOML: a list in brackets is one value, and so is text without quotes. `[set]` may drop the worst on the way
+    (set.halving), and bounds their steps and device hours together. At the end the runs stand in a table, and are drawn
+    into RUN.png; with --json a set prints a list.
 
     Args:
         config: path of the run configuration (TOML); may be left out for a run that exists.
@@ -72,6 +74,7 @@ def train(
         cairn train run.toml --run-id wide --set model.n_embd=256
         cairn train --run-id wide
         cairn train run.toml --run-id rates --set training.lr=1e-3,3e-4
+        cairn train run.toml --run-id rates --set training.lr=1e-3,2e-3,4e-3,8e-3 --set set.halving=2
     """
     from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
@@ -84,6 +87,8 @@ def train(
     requests = [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
     resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
     rungs = run_set.plan_rungs(resolved, os.environ)
+    if rungs and not json:
+        say(f"halving: {', '.join(f'{rung.kept} go on from step {rung.step}' for rung in rungs)}")
     if dry_run or machines or gpu_memory:
         return _print_plans(requests, machines, int(gpu_memory * 1e9), is_dry=dry_run, json=json)
     if overfit_one_batch or is_other_node(os.environ):
@@ -100,7 +105,7 @@ def _train_all(turns: "Iterable[ResolvedRequest]", server: "SessionServer", *, i
     from cairn.tasks.trainer.trainer_process import WarmTrainer
 
     codes = list[ExitCode]()
-    with closing(WarmTrainer()) as warm:
+    with closing(WarmTrainer(is_of_set=is_set)) as warm:
         for one in turns:
             try:
                 with _session(one, server, warm) as (log, configuration, found):

@@ -75,6 +75,4 @@ def _drop(log: RunLog, stop: early_stop.Stop) -> None:
     state = log.refresh()
     if state.newest_committed is not None:
         body = early_stop.finish(state.newest_committed.committed, state.latest_attempt, stop)
-        log.append(
-            lambda now: body if now.finished is None and now.open_attempt is None else None, writer=this_writer()
-        )
+        log.append(lambda now: None if now.finished or now.open_attempt else body, writer=this_writer())

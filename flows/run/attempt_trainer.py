@@ -57,6 +57,8 @@ class AttemptTrainer:
                 run.machines.start_ranks(self._started.attempt, run.group.nodes, address, self._lose_machine)
             yield
         process.finish(run.config.checkpoint.grace_seconds)
+        if run.host.warm.is_of_set:
+            run.host.warm.start(run.work_dir)
 
     def segments(self, evaluations: run_decisions.AttemptEvaluations) -> Iterator[Segment]:
         """Yield what is to be trained next, until the run is complete, stops early, or this process has to leave.
