@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from cairn.cli.app import Flag, Json, Overrides, Reference, Seconds, Url, open_chosen_store, store_option
-from cairn.cli.texts import describe_finished_run, describe_plan, note_no_runs, print_blocks, print_watch
+from cairn.cli.texts import describe_finished_run, describe_plan, note_no_runs, print_set, print_watch
 from cairn.reports.queries.run_lookup import find_checkpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.shutdown_signal import Terminated, exit_on_notice, raise_on_notice
@@ -144,12 +144,8 @@ def _session(
 
 
 def _say_all(members: "Sequence[ResolvedRequest]", set_name: str, code: ExitCode, *, json: bool) -> None:
-    """Print what the logs say: as JSON, of a set in a list; else the runs of a set beside each other, and draw them."""
-    from cairn.reports.errors import ReportError
-    from cairn.reports.plots.run_curves import PlotRequest
-    from cairn.reports.queries.run_comparison import compare_runs
+    """Print what the logs say: as JSON, of a set in a list; else the runs of a set beside each other."""
     from cairn.reports.queries.run_status import read_status
-    from cairn.reports.text.display_tables import compared_runs_table
 
     exit_on_notice(code)
     if not json and (not set_name or code in _LEAVING):
@@ -159,14 +155,7 @@ def _say_all(members: "Sequence[ResolvedRequest]", set_name: str, code: ExitCode
         statuses = [read_status(log) for log in logs]
         print_document(statuses if set_name else statuses[0]) if statuses else None
     elif logs:
-        from cairn.reports.plots.curve_plot import plot_comparison  # matplotlib takes a second
-
-        print_blocks(compared_runs_table(compare_runs(logs)))
-        request = PlotRequest(file=Path(f"{set_name}.png"), width_px=1200, height_px=800, across="step")
-        try:
-            say(f"{len(logs)} runs: {request.file} ({plot_comparison(logs, request, 'step'):,} bytes)")
-        except (InvalidConfiguration, ReportError) as error:
-            say(f"they are not drawn: {error}")
+        print_set(logs, set_name)
 
 
 def _say_end(store_url: str, log: RunLog, configuration: "RunConfig", end: FlowEnd, *, is_member: bool) -> ExitCode:

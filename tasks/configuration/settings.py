@@ -290,22 +290,6 @@ class DivergenceConfig(Section, use_attribute_docstrings=True):
     """a loss is too high this far above the median of the losses before"""
 
 
-class SetConfig(Section, use_attribute_docstrings=True):
-    """A set of runs, which `cairn train --set key=value,value` trains one after the other; one run alone has none."""
-
-    halving: Annotated[int, Field(ge=2)] | None = None
-    """at each rung one in so many runs goes on, those with the lowest held-out losses; not set: all do"""
-    steps: Positive | None = None
-    """steps that all runs of the set may be trained for together; not set: no limit"""
-    device_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """device time that all runs of the set may use together, up to their next commit; not set: no limit"""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether a set is more than its runs one after the other."""
-        return bool(self.halving or self.steps or self.device_hours)
-
-
 class PreemptionConfig(Section, use_attribute_docstrings=True):
     """Notices, besides SIGTERM, that this machine will be taken away; file and cloud are never taken from a log."""
 

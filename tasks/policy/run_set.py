@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cairn.storage.logs.run_state import RunState
-from cairn.tasks.configuration.settings import METRIC, SetConfig
+from cairn.tasks.configuration.run_configuration import SetConfig
+from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.policy import early_stop
 from cairn.tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 from cairn.tasks.text.format import short_digest

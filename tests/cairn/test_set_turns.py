@@ -17,7 +17,7 @@ from cairn.operations.run_set import plan_rungs, train_in_turn
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.tasks.configuration.configuration_source import parse_configuration
-from cairn.tasks.configuration.settings import SetConfig
+from cairn.tasks.configuration.run_configuration import SetConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.evaluator.evaluation_run import suite_of
 from cairn.tasks.policy import run_set
