@@ -74,7 +74,7 @@ def train(
         cairn train run.toml --run-id wide --set model.n_embd=256
         cairn train --run-id wide
         cairn train run.toml --run-id rates --set training.lr=1e-3,3e-4
-        cairn train run.toml --run-id rates --set training.lr=1e-3,2e-3,4e-3,8e-3 --set set.halving=2
+        cairn train run.toml --set training.lr=1e-3,2e-3,4e-3 --set set.halving=2
     """
     from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
