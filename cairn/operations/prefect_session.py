@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cairn.flows.operations.checkpoint_offer import end_on_record
-from cairn.flows.orchestrator import prefect_server, prefect_settings, run_notices, session_server
+from cairn.flows.orchestrator import prefect_server, prefect_settings, run_notices
+from cairn.flows.orchestrator.session_server import SessionServer
 from cairn.flows.preparation import preflight, training_request
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.storage.errors import StorageError
@@ -71,11 +72,7 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
 
 @contextmanager
 def training_session(
-    resolved: training_request.ResolvedRequest,
-    config: RunConfig,
-    log: RunLog,
-    server: session_server.SessionServer,
-    warm: WarmTrainer,
+    resolved: training_request.ResolvedRequest, config: RunConfig, log: RunLog, server: SessionServer, warm: WarmTrainer
 ) -> Iterator[Session]:
     """Yield what training a checked request needs; a small text is prepared while Prefect is imported."""
     folder = placement.trainer_folder(os.environ, log)
@@ -103,7 +100,7 @@ def training_session(
         raise
 
 
-def leave_undelivered(code: ExitCode, server: session_server.SessionServer) -> None:
+def leave_undelivered(code: ExitCode, server: SessionServer) -> None:
     """Exit at once with `code` if Prefect's API takes no events: at exit it would retry each of them for seconds."""
     if "prefect" not in sys.modules:  # nothing was trained
         return

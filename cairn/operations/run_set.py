@@ -21,13 +21,9 @@ def plan_rungs(members: Sequence[ResolvedRequest], environment: Mapping[str, str
     steps, checkpoint, evaluation = configs[0].training.steps, configs[0].checkpoint, configs[0].evaluation
     interval, problem = checkpoint.every_steps * evaluation.every_commits, ""
     if any((one.training.steps, one.checkpoint, one.evaluation) != (steps, checkpoint, evaluation) for one in configs):
-        problem = (
-            "its runs must have the same training.steps, checkpoint and evaluation, so that a rung can compare them"
-        )
+        problem = "a rung compares runs with the same training.steps, checkpoint and evaluation alone"
     elif interval >= steps:
-        problem = (
-            f"an evaluation must be due before step {steps}, the first is at {interval}; lower checkpoint.every_steps"
-        )
+        problem = f"no evaluation is due before step {steps}, the first is at {interval}; lower checkpoint.every_steps"
     if problem:
         raise InvalidConfiguration(f"set.halving = {factor}: {problem}")
     return run_set.plan_rungs(len(members), factor=factor, total_steps=steps, interval=interval)

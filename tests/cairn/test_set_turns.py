@@ -179,9 +179,9 @@ def test_a_run_that_comes_no_further_ends_the_set_instead_of_being_asked_for_eve
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        (("set.halving=2", "checkpoint.every_steps=729"), "must be due before step 729, the first is at 729"),
-        (("set.halving=2", "evaluation.batches=7"), "the same training.steps, checkpoint and evaluation"),
-        (("set.halving=2", "training.steps=9"), "the same training.steps, checkpoint and evaluation"),
+        (("set.halving=2", "checkpoint.every_steps=729"), "no evaluation is due before step 729, the first is at 729"),
+        (("set.halving=2", "evaluation.batches=7"), "runs with the same training.steps, checkpoint and evaluation"),
+        (("set.halving=2", "training.steps=9"), "runs with the same training.steps, checkpoint and evaluation"),
     ],
 )
 def test_runs_that_no_rung_could_compare_are_refused(
