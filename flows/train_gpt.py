@@ -120,7 +120,7 @@ def train_attempt(run: active_run.ActiveRun, started: AttemptStarted, steps: Ste
             try:
                 if not run.too_few_machines and not run.is_shutting_down():
                     evaluations.start_missing(steps)
-                    if started.first_step < run.config.training.steps and not evaluations.stop_run():
+                    if started.first_step < run.last_step and not evaluations.stop_run():
                         with trainer.running():
                             train_segments(run, trainer, evaluations, steps)
                     run.retry.call(finish_run, run, started.attempt)

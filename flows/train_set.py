@@ -35,7 +35,8 @@ def train_set(
     """
     members = expand_set(choose_run_id(TrainingRequest(config=config, run_id=name)), overrides)
     for member in members:  # a value that no run could be made with is refused before the first one starts
-        read_configuration(config, overrides=member.overrides, environment=os.environ)
+        if read_configuration(config, overrides=member.overrides, environment=os.environ).set.is_on:
+            raise InvalidConfiguration("set: this flow starts all runs at once; rule: `cairn train` halves and budgets")
     given = {"config": config, "store": store, "store_credentials": store_credentials}
     started = start_run.map(list(members), given=[given] * len(members), deployment=[deployment] * len(members))
     started.result()

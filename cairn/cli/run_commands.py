@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.app import Flag, Json, Url, open_chosen_store, open_run_log
-from cairn.cli.texts import note_no_runs, print_answer, print_blocks, print_json
+from cairn.cli.texts import draw_runs, note_no_runs, print_answer, print_blocks, print_json
 from cairn.reports.queries import run_comparison, run_lookup, run_status
 from cairn.reports.queries.receipts import read_receipts
 from cairn.reports.queries.simulation_options import SimulationOptions
@@ -181,11 +181,7 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
     logs = run_comparison.find_runs(open_chosen_store(store), runs)
     view = run_comparison.compare_runs(logs)
     if png:
-        from cairn.reports.plots.curve_plot import plot_comparison
-        from cairn.reports.plots.run_curves import PlotRequest
-
-        request = PlotRequest(file=Path(png), width_px=1200, height_px=800, across="step")
-        say(f"{len(logs)} runs: {png} ({plot_comparison(logs, request, x):,} bytes)")
+        draw_runs(logs, png, x)
     losses = display_tables.held_out_table(view)
     below: tuple[answer_text.Block, ...] = ("", losses) if losses.rows else ()
     print_document(view) if json else print_blocks(display_tables.compared_runs_table(view), *below)

@@ -6,15 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cairn.cli.app import store_option
+from cairn.reports.errors import ReportError
 from cairn.reports.queries.nearby_stores import describe_no_runs
 from cairn.reports.text import answer_text, display_tables
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import registry, run_index, run_log
 from cairn.storage.stores import object_store
 from cairn.storage.stores.codec import decode, encode
+from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.text.format import (
     describe_mixture,
     describe_schedule,
@@ -79,6 +82,26 @@ def print_watch(rows: "Sequence[WatchRow]") -> None:
     waits = (None if row.seconds is None else format_duration(row.seconds) for row in rows)
     cells = [(row.run_id, row.action, wait, row.why, row.how) for row, wait in zip(rows, waits, strict=True)]
     print_table(("run", "action", "in", "why", "how"), cells, empty="nothing to watch")
+
+
+def draw_runs(logs: Sequence[run_log.RunLog], file: str, x: str = "step") -> None:
+    """Draw the losses of runs over each other into a file, and say so."""
+    from cairn.reports.plots.curve_plot import plot_comparison
+    from cairn.reports.plots.run_curves import PlotRequest
+
+    request = PlotRequest(file=Path(file), width_px=1200, height_px=800, across="step")
+    say(f"{len(logs)} runs: {file} ({plot_comparison(logs, request, x):,} bytes)")
+
+
+def print_set(logs: Sequence[run_log.RunLog], name: str) -> None:
+    """Print the runs of a set beside each other, and draw them into `NAME.png` of this folder, if that can be."""
+    from cairn.reports.queries.run_comparison import compare_runs
+
+    print_blocks(display_tables.compared_runs_table(compare_runs(logs)))
+    try:
+        draw_runs(logs, f"{name}.png")
+    except (InvalidConfiguration, ReportError) as error:
+        say(f"they are not drawn: {error}")
 
 
 def print_answer(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:

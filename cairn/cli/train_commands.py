@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from cairn.cli.app import Flag, Json, Overrides, Reference, Seconds, Url, open_chosen_store, store_option
-from cairn.cli.texts import describe_finished_run, describe_plan, note_no_runs, print_blocks, print_watch
+from cairn.cli.texts import describe_finished_run, describe_plan, note_no_runs, print_set, print_watch
 from cairn.reports.queries.run_lookup import find_checkpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.shutdown_signal import Terminated, exit_on_notice, raise_on_notice
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest
     from cairn.operations.prefect_session import Session
     from cairn.tasks.configuration.run_configuration import RunConfig
+    from cairn.tasks.trainer.trainer_process import WarmTrainer
 
 
 _LEAVING = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)  # no further run of a set is begun: this process has to leave
@@ -51,7 +52,9 @@ def train(
 
     `--set key=value,value` trains a run for each value, one after the other, named RUN.key=value, and
     `cairn compare RUN` compares them; with several such keys, a run for each combination. Values are written as in
-    TOML: a list in brackets is one value, and so is text without quotes. With --json a set prints a list.
+    TOML: a list in brackets is one value, and so is text without quotes. `[set]` may drop the worst on the way
+    (set.halving), and bounds their steps and device hours together. At the end the runs stand in a table, and are drawn
+    into RUN.png; with --json a set prints a list.
 
     Args:
         config: path of the run configuration (TOML); may be left out for a run that exists.
@@ -71,48 +74,58 @@ def train(
         cairn train run.toml --run-id wide --set model.n_embd=256
         cairn train --run-id wide
         cairn train run.toml --run-id rates --set training.lr=1e-3,3e-4
+        cairn train run.toml --set training.lr=1e-3,2e-3,4e-3 --set set.halving=2
     """
     from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
     from cairn.flows.run.node_service import is_other_node
-    from cairn.operations import prefect_session
+    from cairn.operations import prefect_session, run_set
     from cairn.tasks.configuration.configuration_source import expand_set
 
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
     members = expand_set(choose_run_id(request), request.overrides)
     requests = [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
+    resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
+    rungs = run_set.plan_rungs(resolved, os.environ)
+    if rungs and not json:
+        say(f"halving: {', '.join(f'{rung.kept} go on from step {rung.step}' for rung in rungs)}")
     if dry_run or machines or gpu_memory:
         return _print_plans(requests, machines, int(gpu_memory * 1e9), is_dry=dry_run, json=json)
     if overfit_one_batch or is_other_node(os.environ):
         return _act_once(requests, is_trial=overfit_one_batch, json=json)
     server = SessionServer(os.environ, say=say)
-    resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
-    codes, logs = list[ExitCode](), list[RunLog]()
-    for one in resolved:
-        try:
-            with _session(one, server) as (log, configuration, found):
-                if isinstance(found, FlowEnd):
-                    end = found
-                else:
-                    found.end(end := found.train(one, found.steps, found.host))
-        except Terminated:
-            say("preempted; the same command continues")
-            codes.append(ExitCode.PREEMPTED)
-            break
-        codes.append(_say_end(one.store_url, log, configuration, end, is_read=json, is_member=len(members) > 1))
-        logs.append(log)
-        if codes[-1] in _LEAVING:
-            break
-        exit_on_notice(ExitCode.PREEMPTED)  # until the next run listens
-    code = next((code for code in codes if code is not ExitCode.DONE), ExitCode.DONE)
-    _say_all(logs, choose_run_id(request) if len(members) > 1 else "", code, store, json=json)
+    code = _train_all(run_set.train_in_turn(resolved, rungs, os.environ, say), server, is_set=len(members) > 1)
+    _say_all(resolved, choose_run_id(request) if len(members) > 1 else "", code, json=json)
     prefect_session.leave_undelivered(code, server)
     return code
 
 
+def _train_all(turns: "Iterable[ResolvedRequest]", server: "SessionServer", *, is_set: bool) -> ExitCode:
+    """Train runs in turn, by trainers that are started ahead; return the first code that is not 0."""
+    from cairn.tasks.trainer.trainer_process import WarmTrainer
+
+    codes = list[ExitCode]()
+    with closing(WarmTrainer(is_of_set=is_set)) as warm:
+        for one in turns:
+            try:
+                with _session(one, server, warm) as (log, configuration, found):
+                    if isinstance(found, FlowEnd):
+                        end = found
+                    else:
+                        found.end(end := found.train(one, found.steps, found.host))
+            except Terminated:
+                say("preempted; the same command continues")
+                return ExitCode.PREEMPTED
+            codes.append(_say_end(one.store_url, log, configuration, end, is_member=is_set))
+            if codes[-1] in _LEAVING:
+                break
+            exit_on_notice(ExitCode.PREEMPTED)  # until the next run listens
+    return next((code for code in codes if code is not ExitCode.DONE), ExitCode.DONE)
+
+
 @contextmanager
 def _session(
-    resolved: "ResolvedRequest", server: "SessionServer"
+    resolved: "ResolvedRequest", server: "SessionServer", warm: "WarmTrainer"
 ) -> "Iterator[tuple[RunLog, RunConfig, Session | FlowEnd]]":
     """Yield the run's log and configuration, and the session that trains it, or the end of a finished one."""
     from cairn.flows.preparation.preflight import check_before_start
@@ -126,36 +139,33 @@ def _session(
         if end is not None:
             yield log, configuration, end
             return
-        with prefect_session.training_session(resolved, configuration, log, server) as session:
+        with prefect_session.training_session(resolved, configuration, log, server, warm) as session:
             yield log, configuration, session
 
 
-def _say_all(logs: list[RunLog], set_name: str, code: ExitCode, store: str, *, json: bool) -> None:
+def _say_all(members: "Sequence[ResolvedRequest]", set_name: str, code: ExitCode, *, json: bool) -> None:
     """Print what the logs say: as JSON, of a set in a list; else the runs of a set beside each other."""
-    from cairn.reports.queries.run_comparison import compare_runs
     from cairn.reports.queries.run_status import read_status
-    from cairn.reports.text.display_tables import compared_runs_table
 
     exit_on_notice(code)
+    if not json and (not set_name or code in _LEAVING):
+        return
+    logs = [log for one in members if (log := one.open_log()).refresh().attempts or not set_name]
     if json:
         statuses = [read_status(log) for log in logs]
         print_document(statuses if set_name else statuses[0]) if statuses else None
-    elif set_name and code not in _LEAVING:
-        print_blocks(compared_runs_table(compare_runs(logs)))
-        say(f"draw them: cairn compare {set_name} --png {set_name}.png{store_option(store, os.environ)}")
+    elif logs:
+        print_set(logs, set_name)
 
 
-def _say_end(
-    store_url: str, log: RunLog, configuration: "RunConfig", end: FlowEnd, *, is_read: bool, is_member: bool
-) -> ExitCode:
+def _say_end(store_url: str, log: RunLog, configuration: "RunConfig", end: FlowEnd, *, is_member: bool) -> ExitCode:
     """Say how a run ended, of a set in one line, and return its code; its log is read where it is printed."""
     code = EXIT_CODES[end.reason]
     exit_on_notice(code)
     if code is not ExitCode.DONE:
         say(f"cairn: {end.message}")  # first: the store that ended it may refuse to be read
-    if code is ExitCode.DONE or is_read:
-        log.refresh()
     if code is ExitCode.DONE:
+        log.refresh()
         lines = describe_finished_run(log, configuration, store_url, end.message)
         for line in islice(lines, 1 if is_member else None):
             say(line)

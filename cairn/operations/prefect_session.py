@@ -6,13 +6,14 @@ Imports Prefect only when training begins, while the trainer imports its own; th
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cairn.flows.operations.checkpoint_offer import end_on_record
-from cairn.flows.orchestrator import prefect_server, prefect_settings, run_notices, session_server
+from cairn.flows.orchestrator import prefect_server, prefect_settings, run_notices
+from cairn.flows.orchestrator.session_server import SessionServer
 from cairn.flows.preparation import preflight, training_request
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.storage.errors import StorageError
@@ -71,36 +72,35 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
 
 @contextmanager
 def training_session(
-    resolved: training_request.ResolvedRequest, config: RunConfig, log: RunLog, server: session_server.SessionServer
+    resolved: training_request.ResolvedRequest, config: RunConfig, log: RunLog, server: SessionServer, warm: WarmTrainer
 ) -> Iterator[Session]:
     """Yield what training a checked request needs; a small text is prepared while Prefect is imported."""
     folder = placement.trainer_folder(os.environ, log)
-    with closing(WarmTrainer()) as warm:
-        server.choose()
-        if log.state.finished is None:
-            warm.start(folder)
-        preparing = preflight.preparing_text(resolved, config, log, os.environ, partial(warm.measure_speed, folder))
-        with preparing, process_scopes.collecting_no_garbage():
-            prefect_settings.import_prefect(say=output.say, refresh=True)
-            from cairn.flows import train_gpt
-            from cairn.flows.orchestrator import flow_run, run_overview
-            from cairn.flows.run import active_run
-        given = asdict(resolved.request) | {"run_id": resolved.run_id, "store": resolved.store_url}
-        given["overrides"] = list(resolved.request.overrides)
-        name = run_overview.flow_run_name(log.run_id, log.state.latest_attempt)
-        witness = flow_run.Witness(train_gpt.train_gpt, name, given, server, say=output.say)
-        if not server.is_ephemeral:
-            witness.flow_run.want()  # a server that runs already takes no core from the first step
-        by = active_run.starter(os.environ)
-        host = active_run.Host(shutdown=ShutdownSignal(), warm=warm, flow_run=witness.flow_run, continued_by=by)
-        try:
-            yield Session(train=train_gpt.train, host=host, steps=train_gpt.watched_by(witness), witness=witness)
-        except BaseException as error:
-            witness.finish(FlowEnd(reason=flow_run.reason_of(error), message=str(error)), at_once=True)
-            raise
+    server.choose()
+    if log.state.finished is None:
+        warm.start(folder)
+    preparing = preflight.preparing_text(resolved, config, log, os.environ, partial(warm.measure_speed, folder))
+    with preparing, process_scopes.collecting_no_garbage():
+        prefect_settings.import_prefect(say=output.say, refresh=True)
+        from cairn.flows import train_gpt
+        from cairn.flows.orchestrator import flow_run, run_overview
+        from cairn.flows.run import active_run
+    given = asdict(resolved.request) | {"run_id": resolved.run_id, "store": resolved.store_url}
+    given["overrides"] = list(resolved.request.overrides)
+    name = run_overview.flow_run_name(log.run_id, log.state.latest_attempt)
+    witness = flow_run.Witness(train_gpt.train_gpt, name, given, server, say=output.say)
+    if not server.is_ephemeral:
+        witness.flow_run.want()  # a server that runs already takes no core from the first step
+    by = active_run.starter(os.environ)
+    host = active_run.Host(shutdown=ShutdownSignal(), warm=warm, flow_run=witness.flow_run, continued_by=by)
+    try:
+        yield Session(train=train_gpt.train, host=host, steps=train_gpt.watched_by(witness), witness=witness)
+    except BaseException as error:
+        witness.finish(FlowEnd(reason=flow_run.reason_of(error), message=str(error)), at_once=True)
+        raise
 
 
-def leave_undelivered(code: ExitCode, server: session_server.SessionServer) -> None:
+def leave_undelivered(code: ExitCode, server: SessionServer) -> None:
     """Exit at once with `code` if Prefect's API takes no events: at exit it would retry each of them for seconds."""
     if "prefect" not in sys.modules:  # nothing was trained
         return

@@ -9,6 +9,7 @@ from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration import addresses, configuration_source, run_configuration, stored_configuration
 from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.policy.run_set import NO_LIMIT, RunLimit
 from cairn.tasks.trainer.initial_weights import InitialDirectory, adopt_network
 
 
@@ -25,13 +26,17 @@ class TrainingRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedRequest:
-    """A request whose configuration (None without a file) was read; its relative paths start at `base_dir`."""
+    """A request whose configuration (None without a file) was read; its relative paths start at `base_dir`.
+
+    `limit` is how far a set of runs lets this one be trained now.
+    """
 
     request: TrainingRequest
     run_id: str
     store_url: str
     base_dir: Path
     configuration: run_configuration.RunConfig | None
+    limit: RunLimit = NO_LIMIT
 
     def open_log(self) -> run_log.RunLog:
         """Return the run's log, not read yet."""

@@ -32,7 +32,7 @@ from cairn.tasks.errors import ShutdownRequested
 from cairn.tasks.evaluator import curve_reader
 from cairn.tasks.evaluator.evaluation_run import refuse_command
 from cairn.tasks.machine import machine_speed, placement, process_scopes
-from cairn.tasks.policy import run_symptoms
+from cairn.tasks.policy import run_set, run_symptoms
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import describe_schedule, describe_split, one_line
 from cairn.tasks.tokenize_and_split import Text
@@ -53,6 +53,7 @@ class ActiveRun:
     """An opened run, how this machine starts its trainers, and the services beside its training.
 
     `gathering_seconds` is how long the next attempt waited for other machines, `too_few_machines` that it was in vain.
+    `limit` is that of the run's set, and `last_step` where it lets this process come to.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class ActiveRun:
         origin: attempt_entries.DataOrigin,
         *,
         start_over: bool,
+        limit: run_set.RunLimit,
     ) -> None:
         """Prepare the services; none runs yet."""
         self.log, self.config, self.host, self.origin = log, config, host, origin
-        self.start_over = start_over
+        self.start_over, self.limit = start_over, limit
+        self.last_step = int(min(config.training.steps, limit.until_step))
         self.group = trainer_group.trainer_group(config.training, os.environ)
         self.machines = machines.Machines(self.group.nodes)
         self.gathering_seconds, self.too_few_machines = 0.0, ""
@@ -194,7 +197,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
         base_dir=resolved.base_dir,
         cache_dir=placement.work_folder(os.environ) / "snapshots",
     )
-    run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over)
+    run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over, limit=resolved.limit)
     if manifest:
         train, val = manifest.split("train").tokens, manifest.split("val").tokens
         asked = None if config.data.val_sources else manifest.val_fraction

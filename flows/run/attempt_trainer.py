@@ -57,21 +57,23 @@ class AttemptTrainer:
                 run.machines.start_ranks(self._started.attempt, run.group.nodes, address, self._lose_machine)
             yield
         process.finish(run.config.checkpoint.grace_seconds)
+        if run.host.warm.is_of_set:
+            run.host.warm.start(run.work_dir)
 
     def segments(self, evaluations: run_decisions.AttemptEvaluations) -> Iterator[Segment]:
         """Yield what is to be trained next, until the run is complete, stops early, or this process has to leave.
 
-        If the last segment got no checkpoint, because the upload before was under way, a notice adds one without steps.
+        If the last segment got no checkpoint, because the upload before was under way, the end adds one without steps.
         """
         assert self._process is not None
-        run, steps, received = self._run, self._run.config.training.steps, self._process.received
+        run, steps, received = self._run, self._run.last_step, self._process.received
         with run.progress.doing("starting the trainer"):
             ready = self._process.wait_ready()
         if moved := describe_move(arithmetic_before(run.log.state, self._started.resumed_from), ready.arithmetic):
             run.say(f"  {moved}")
         step = ready.step
         self._ready_at = min(self._ready_at, time.monotonic())
-        while step < steps and not self._is_ending():
+        while step < steps and not self._is_ending() and self._gpu_seconds() < run.limit.device_seconds:
             until = segment_end(step, run.config.checkpoint, total_steps=steps, step_seconds=self._step_seconds())
             if evaluations.stop_run(until):
                 return
@@ -80,7 +82,7 @@ class AttemptTrainer:
             yield self._segment(step, until, limit)
             done = received.newest(trainer_protocol.SegmentDone)
             step = done.step if done else step
-        if self._behind and self._is_ending():
+        if self._behind:
             yield self._segment(step, step, None)
 
     def train(self, segment: Segment) -> trainer_protocol.SegmentDone:
@@ -133,6 +135,7 @@ class AttemptTrainer:
             lost_machine=self._lost_machine,
             lost_host=self._lost_host,
             too_few_machines=run.too_few_machines,
+            paused="" if problem else run.limit.why,
             oom_kills=memory.oom_kills,
             rss_bytes=memory.rss_bytes,
             memory_limit_bytes=memory.limit_bytes,
@@ -171,6 +174,10 @@ class AttemptTrainer:
 
     def _is_ending(self) -> bool:
         return self._run.is_shutting_down() or self._is_stopped
+
+    def _gpu_seconds(self) -> float:
+        last = self._process.received.newest(trainer_protocol.StepDone) if self._process else None
+        return last.gpu_seconds if last else 0.0
 
     def _step_seconds(self) -> float | None:
         last = self._process.received.newest(trainer_protocol.StepDone) if self._process else None

@@ -33,14 +33,14 @@ from cairn.flows.run.active_run import ActiveRun
 from cairn.flows.run.steps import Steps
 from cairn.reports.text.display_tables import markdown_text
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
-from cairn.storage.logs import log_entry, run_entries
+from cairn.storage.logs import log_entry
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import Promoted, Registry
 from cairn.storage.stores.codec import sha256
 from cairn.tasks import errors, evaluate, promote
 from cairn.tasks.checkpoints import promotion, promotion_offer
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, Measurement
-from cairn.tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding
+from cairn.tasks.policy.early_stop import Stop, StopTerms, find_stop, finish, outstanding
 from cairn.tasks.policy.termination import FlowEnd
 from cairn.tasks.text.format import format_count
 
@@ -159,14 +159,7 @@ def finish_run(run: ActiveRun, attempt: int) -> None:
         last = newest.committed
     else:
         return
-    body = run_entries.RunFinished(
-        attempt=attempt,
-        step=last.step,
-        manifest_sha256=last.manifest_sha256,
-        state_sha256=last.state_sha256,
-        stopped=stop.why if stop else "",
-        rule=stop.rule if stop else "",
-    )
+    body = finish(last, attempt, stop)
     log.append(lambda state: body if state.finished is None else None, writer=writer)
 
 

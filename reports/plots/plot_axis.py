@@ -33,6 +33,7 @@ _REASONS: dict[str, "ReasonStyle"] = {
     TerminationReason.STORAGE: (GREEN, "dashed", "S"),
     TerminationReason.ERROR: (BLACK, "solid", "E"),
     TerminationReason.CANCELLED: (GREY, "dashed", "C"),
+    TerminationReason.PAUSED: (GREY, "solid", "W"),
     TerminationReason.FENCED: (GREY, "dotted", "F"),
 }
 COLUMNS = 1200

@@ -18,12 +18,16 @@ _RESUMABLE = {*RESTARTABLE, TerminationReason.FENCED}
 
 
 class RunPhase(StrEnum):
-    """Where a run stands; `unreadable`: its log does not verify, `deleting`: it is closed, and not yet all deleted."""
+    """Where a run stands.
+
+    `paused`: by its set of runs; `unreadable`: its log does not verify; `deleting`: it is closed, not yet all deleted.
+    """
 
     OPENED = "opened"
     RUNNING = "running"
     INTERRUPTED = "interrupted"
     FINISHED = "finished"
+    PAUSED = "paused"
     STOPPED = "stopped"
     DELETING = "deleting"
     DELETED = "deleted"
@@ -196,7 +200,8 @@ def summarize_run(
 def stopped_early(state: run_state.RunState) -> str | None:
     """Return where and why a finished run ended before its last step, None where it did not."""
     end = state.finished
-    return f"stopped early at step {end.step}: {end.stopped} (early_stop.{end.rule})" if end and end.stopped else None
+    rule = end.rule if end and "." in end.rule else f"early_stop.{end.rule if end else ''}"  # a set has its own section
+    return f"stopped early at step {end.step}: {end.stopped} ({rule})" if end and end.stopped else None
 
 
 def phase_of(state: run_state.RunState) -> RunPhase:
@@ -214,6 +219,8 @@ def phase_of(state: run_state.RunState) -> RunPhase:
         return RunPhase.FINISHED
     ended = state.attempts[-1].ended
     assert ended is not None
+    if ended.reason == TerminationReason.PAUSED:
+        return RunPhase.PAUSED
     is_resumable = ended.decision.action == DecisionAction.RESUME or ended.reason in _RESUMABLE
     return RunPhase.INTERRUPTED if is_resumable else RunPhase.STOPPED
 
@@ -256,6 +263,8 @@ def _next(run_id: str, state: run_state.RunState, standing: RunPhase) -> str:
     elif _is_incomplete(last.started.config):
         again = f"`cairn train CONFIG --run-id {run_id}`, CONFIG being its configuration file,"
     why = f"attempt {state.latest_attempt} ended: {ended.reason};" if ended else "its owner's process is gone;"
-    if ended is not None and standing == RunPhase.STOPPED:
+    if ended is not None and standing == RunPhase.PAUSED:
+        why = f"{ended.detail}; the same command of the set continues it, alone"
+    elif ended is not None and standing == RunPhase.STOPPED:
         why = f"a person decides: {ended.decision.reason}; then"
     return f"{why} {again} continues from step {state.resume_step}"

@@ -17,6 +17,7 @@ from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.errors import GateRefused
 from cairn.tasks.machine.placement import this_placement
+from cairn.tasks.policy import run_set
 
 
 def offer(log: run_log.RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> RegistryState:
@@ -54,7 +55,8 @@ def pending_offer(state: run_state.RunState, read_registry: Callable[[str], Regi
     A flow that was killed between `run-finished` and its offer leaves no decision in the registry. A run that needs an
     approval may wait for it, and a run without a successful evaluation has nothing to offer.
     """
-    if state.opened is None or state.finished is None or not state.attempts:
+    is_finished = state.finished is not None and state.finished.rule != run_set.RULE  # which drops it for a better one
+    if state.opened is None or not is_finished or not state.attempts:
         return ""
     rules = parse_stored_configuration(state.attempts[-1].started.config).promotion
     if rules.require_approval or (state.failed_evaluations and not state.evaluations):

@@ -1,12 +1,12 @@
 """The whole configuration of a run, and which part of it is frozen when the run is opened."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig
-from cairn.model.configuration.network import ModelConfig, Section
+from cairn.model.configuration.network import ModelConfig, Positive, Section
 from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.redaction import find_http_problem
@@ -53,6 +53,22 @@ class ExportersConfig(Section, use_attribute_docstrings=True):
         return self.model_copy(update=paths)
 
 
+class SetConfig(Section, use_attribute_docstrings=True):
+    """A set of runs, which `cairn train --set key=value,value` trains one after the other; one run alone has none."""
+
+    halving: Annotated[int, Field(ge=2)] | None = None
+    """at each rung one in so many runs goes on, those with the lowest held-out losses; not set: all do"""
+    steps: Positive | None = None
+    """steps that all runs of the set may be trained for together; not set: no limit"""
+    device_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """device time that all runs of the set may use together, up to their next commit; not set: no limit"""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a set is more than its runs one after the other."""
+        return bool(self.halving or self.steps or self.device_hours)
+
+
 class RunConfig(Section, use_attribute_docstrings=True):
     """All sections of a configuration."""
 
@@ -71,6 +87,7 @@ class RunConfig(Section, use_attribute_docstrings=True):
     divergence: settings.DivergenceConfig = settings.DivergenceConfig()
     preemption: settings.PreemptionConfig = settings.PreemptionConfig()
     machines: settings.MachinesConfig = settings.MachinesConfig()
+    set: SetConfig = SetConfig()
     cost: settings.CostConfig = settings.CostConfig()
     exporters: ExportersConfig = ExportersConfig()
     notify: settings.NotifyConfig = Field(default=settings.NotifyConfig(), exclude=True)

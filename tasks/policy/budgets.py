@@ -16,7 +16,9 @@ from cairn.tasks.policy.failures import WAITS_FOR_A_PERSON, ErrorKind, Failure
 from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 from cairn.tasks.text.format import format_list
 
-_STOPPING = (TerminationReason.FENCED, TerminationReason.CANCELLED, TerminationReason.ERROR)
+_STOPPING = frozenset(
+    {TerminationReason.FENCED, TerminationReason.CANCELLED, TerminationReason.PAUSED, TerminationReason.ERROR}
+)
 _UNCHARGED = {TerminationReason.COMPLETED: DecisionAction.FINISH} | dict.fromkeys(_STOPPING, DecisionAction.STOP)
 _REPEATS_ARE_FUTILE = frozenset(
     {TerminationReason.OOM, TerminationReason.BAD_DATA, TerminationReason.DIVERGED, TerminationReason.HUNG}

@@ -46,7 +46,7 @@ def find_stop(state: run_state.RunState, suite_sha256: str) -> Stop | None:
     line = state.surviving_checkpoints  # all of the history
     if not line or line[-1].committed.step >= state.opened.total_steps:
         return None
-    known = _recorded(state, suite_sha256)
+    known = first_results(state, suite_sha256)
     awaited = {record.committed.manifest_sha256 for record in outstanding(state, terms)}
     due = [record.committed.manifest_sha256 for record in line if terms.is_due(record.committed.step)]
     answered = takewhile(lambda manifest: manifest not in awaited, due)
@@ -55,7 +55,7 @@ def find_stop(state: run_state.RunState, suite_sha256: str) -> Stop | None:
 
 def outstanding(state: run_state.RunState, terms: StopTerms) -> tuple[run_state.CheckpointRecord, ...]:
     """Return the checkpoints whose scheduled evaluation is missing but still possible, in step order."""
-    known = _recorded(state, terms.suite_sha256)
+    known = first_results(state, terms.suite_sha256)
     budget = budgets.evaluator_budget(terms.config.budgets.evaluator_failed, state.failed_evaluations)
     return tuple(
         record
@@ -92,6 +92,18 @@ def decide(policy: settings.EarlyStopConfig, evaluations: Iterable[run_entries.E
     return None
 
 
-def _recorded(state: run_state.RunState, suite_sha256: str) -> dict[str, run_entries.EvaluationRecorded]:
-    # The first result counts; a later one that a person asked for moves no stop.
+def finish(last: run_entries.CheckpointCommitted, attempt: int, stop: Stop | None) -> run_entries.RunFinished:
+    """Return the entry that finishes a run with this commit, early if there is a stop."""
+    return run_entries.RunFinished(
+        attempt=attempt,
+        step=last.step,
+        manifest_sha256=last.manifest_sha256,
+        state_sha256=last.state_sha256,
+        stopped=stop.why if stop else "",
+        rule=stop.rule if stop else "",
+    )
+
+
+def first_results(state: run_state.RunState, suite_sha256: str) -> dict[str, run_entries.EvaluationRecorded]:
+    """Return the first evaluation of each manifest; a later one that a person asked for moves no decision."""
     return {item.manifest_sha256: item for item in reversed(state.evaluations) if item.suite_sha256 == suite_sha256}

@@ -19,6 +19,7 @@ class TerminationReason(StrEnum):
     TOO_FEW_MACHINES = "too-few-machines"
     FENCED = "fenced"
     CANCELLED = "cancelled"
+    PAUSED = "paused"
     ERROR = "error"
 
     @property
@@ -123,6 +124,7 @@ TERMINATIONS: Mapping[str, Termination] = {
         outcome=FlowOutcome.FENCED, summary="gave way {at} to a newer attempt that had taken over the run"
     ),
     TerminationReason.CANCELLED: Termination(outcome=FlowOutcome.INTERRUPTED, summary="was cancelled by a person {at}"),
+    TerminationReason.PAUSED: Termination(outcome=FlowOutcome.COMPLETED, summary="was paused {at} by its set of runs"),
     TerminationReason.ERROR: Termination(
         outcome=FlowOutcome.ERROR,
         summary="failed {at} with an error that a retry would not fix",
@@ -149,7 +151,7 @@ EXIT_CODES: Mapping[str, ExitCode] = {
     FlowOutcome.TRAINED_ELSEWHERE: ExitCode.LIVE_OWNER,
     FlowOutcome.ERROR: ExitCode.ERROR,
 }
-RESTARTABLE: frozenset[str] = frozenset({TerminationReason.PREEMPTED, TerminationReason.CANCELLED})
+RESTARTABLE = frozenset[str]({TerminationReason.PREEMPTED, TerminationReason.CANCELLED, TerminationReason.PAUSED})
 """After these the flow ends whatever was decided, and the same command continues the run later."""
 
 

@@ -61,9 +61,13 @@ class TrainerChild:
 
 
 class WarmTrainer:
-    """At most one trainer process without a spec; `close` ends it if it was not acquired."""
+    """At most one trainer process without a spec; `close` ends it if it was not acquired.
 
-    def __init__(self, start: Callable[[Path], TrainerChild] = TrainerChild) -> None:
+    `is_of_set` says that runs follow each other: the next one's trainer imports beside the evaluations of this one.
+    """
+
+    def __init__(self, start: Callable[[Path], TrainerChild] = TrainerChild, *, is_of_set: bool = False) -> None:
+        self.is_of_set = is_of_set
         self._start, self._command, self._starting = start, trainer_group.TRAINER_COMMAND, threading.Lock()
         self._child: TrainerChild | None = None
         self._started = 0.0

@@ -83,6 +83,7 @@ def test_a_finished_run_is_told(store: LocalStore) -> None:
         ("lost", "resume", "lost", []),
         ("preempted", "resume", "preempted", []),
         ("cancelled", "stop", None, []),
+        ("paused", "stop", None, []),
     ],
 )
 def test_an_end_is_told_where_nothing_goes_on_by_itself(

@@ -37,6 +37,7 @@ def test_a_run_whose_owner_is_known_dead_is_interrupted(fresh: FabricatedRun) ->
     [
         ("preempted", "resume", "interrupted"),
         ("cancelled", "stop", "interrupted"),
+        ("paused", "stop", "paused"),
         ("error", "stop", "stopped"),
         ("lost", "stop", "stopped"),
     ],

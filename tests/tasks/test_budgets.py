@@ -80,7 +80,7 @@ def remedy(reason: str) -> dict[str, object]:
     return {"quarantined_samples": 1} if reason in ("bad-data", "diverged") else {}
 
 
-UNPAID = [("completed", "finish"), ("fenced", "stop"), ("cancelled", "stop"), ("error", "stop")]
+UNPAID = [("completed", "finish"), *((reason, "stop") for reason in ("fenced", "cancelled", "paused", "error"))]
 
 
 @pytest.mark.parametrize(("reason", "action"), UNPAID)

@@ -276,7 +276,8 @@ def test_the_allocator_of_cuda_gets_its_reason_too(tmp_path: Path) -> None:
 
 
 def test_every_reason_has_a_real_end() -> None:
-    assert {row.reason for row in ROWS} == set(TerminationReason) - {TerminationReason.COMPLETED}
+    no_failures = {TerminationReason.COMPLETED, TerminationReason.PAUSED}  # tests/wiring pauses real sets of runs
+    assert {row.reason for row in ROWS} == set(TerminationReason) - no_failures
 
 
 @pytest.mark.parametrize(
@@ -334,6 +335,7 @@ STRONGEST_FIRST = [
     ("cancelled", {"cancelling": True}),
     ("preempted", {"stop_signal": "aws", "notice": "AWS announced: terminate at noon"}),
     ("too-few-machines", {"too_few_machines": "1 of 2 machines were here after 30 s"}),
+    ("paused", {"paused": "waits for rung 1 of 2: the best 2 of 4 runs of its set go on"}),
     ("hung", {"silent_seconds": 700.0, "allowed_seconds": 600.0}),
     ("storage", {"store_error": "AccessDenied", "store_error_kind": ErrorKind.REFUSED}),
     ("error", {"last_words": words()}),

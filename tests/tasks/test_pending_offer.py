@@ -8,7 +8,8 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import Refused, Registry
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.checkpoints.promotion_offer import pending_offer
-from tests.fabricated_run import FabricatedRun, fabricate, promote
+from cairn.tasks.policy import early_stop, run_set
+from tests.fabricated_run import HUMAN, FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore
 
 
@@ -84,4 +85,15 @@ def test_a_run_of_which_no_evaluation_succeeded_is_left(store: MemoryStore, run:
 
 def test_a_run_that_asks_a_person_first_is_left_to_people(store: MemoryStore, run: FabricatedRun) -> None:
     run.evaluate(finish(run, "promotion.require_approval=true"), loss=2.0)
+    assert pending(store, run) == ""
+
+
+def test_a_run_that_lost_at_a_rung_of_its_set_is_offered_to_nobody(store: MemoryStore, run: FabricatedRun) -> None:
+    run.start()
+    lost = run.commit(20)
+    run.evaluate(lost, loss=2.0)
+    run.end("paused", action="stop")
+    committed = run.log.state.checkpoints[-1].committed
+    body = early_stop.finish(committed, 1, early_stop.Stop(step=20, rule=run_set.RULE, why="it lost"))
+    run.log.append(lambda state: body, writer=HUMAN)
     assert pending(store, run) == ""

@@ -80,7 +80,7 @@ def test_a_finished_run_whose_last_receipt_is_missing_is_continued(run: Fabricat
     assert isinstance(verdict(run, Life.GONE), Continue)
 
 
-@pytest.mark.parametrize("reason", ["error", "lost", "oom"])
+@pytest.mark.parametrize("reason", ["error", "lost", "oom", "paused"])
 @pytest.mark.parametrize("owner", Life)
 def test_a_run_stopped_for_a_person_is_left_with_the_reason(run: FabricatedRun, owner: Life, reason: str) -> None:
     run.start()

@@ -26,10 +26,12 @@ from cairn.flows.run.active_run import ActiveRun, Host, open_run
 from cairn.flows.run.attempt_trainer import AttemptTrainer, record_end
 from cairn.flows.run.steps import PLAIN, Steps
 from cairn.flows.train_gpt import train
+from cairn.operations.run_set import plan_rungs, train_in_turn
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.configuration.configuration_source import expand_set
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.evaluator import evaluation_run
 from cairn.tasks.evaluator.evaluator_process import Outcome
@@ -117,6 +119,7 @@ class FlowWorld:
     def __init__(self, folder: Path) -> None:
         (folder / "text.txt").write_text(TEXT)
         self.folder, self.store, self.evaluators = folder, LocalStore(folder / "store"), Evaluators()
+        self.said: list[str] = []
 
     def config(self, text: str = CONFIG) -> str:
         """Write a configuration and return its path; without a text there is none, and the run is continued by id."""
@@ -162,6 +165,22 @@ class FlowWorld:
             return flow_run.shown_state(train(resolved, steps, self._host(trainers, shutdown)))
         finally:
             trainers.close_all()
+
+    def train_set(self, *overrides: str) -> dict[str, RunLog]:
+        """Train a set of runs as the command does; returns their logs by the name that each has within the set."""
+        members = [
+            self._request(CONFIG, member.overrides, run_id=member.run_id) for member in expand_set("set", overrides)
+        ]
+        for member in train_in_turn(members, plan_rungs(members, os.environ), os.environ, self.said.append):
+            trainers = NotedWarmTrainer()
+            try:
+                train(member, PLAIN, self._host(trainers))
+            finally:
+                trainers.close_all()
+        logs = {member.run_id.partition("=")[2]: member.open_log() for member in members}
+        for log in logs.values():
+            log.refresh()
+        return logs
 
     def check(self, *overrides: str) -> RunConfig:
         """Check a new run as the command does before it starts anything; returns its configuration."""

@@ -25,6 +25,21 @@ GATHERED = key("how_long_other_machines_are_waited_for_and_how_many_are_enough")
 LIVE = key("how_a_live_attempt_is_recognized")
 
 FLOW_MUTANTS = (
+    mutant(
+        "set-lets-every-run-go-on",
+        ACTIVE,
+        "min(config.training.steps, limit.until_step)",
+        "min(config.training.steps, 1e9)",
+        key("how_many_runs_of_a_set_go_on"),
+        key("how_many_steps_a_set_may_take"),
+    ),
+    mutant(
+        "set-has-all-device-hours",
+        TRAINER,
+        "< run.limit.device_seconds:",
+        "< 1e9:",
+        key("how_much_device_time_a_set_may_use"),
+    ),
     mutant("back-off-ignored", FLOW, "run.wait(ended.decision.delay_seconds)", "run.wait(0.0)", BACK_OFF),
     mutant(
         "spec-divergence-dropped",
@@ -36,8 +51,8 @@ FLOW_MUTANTS = (
     mutant(
         "last-commit-of-a-run-told-to-end-left-out",
         TRAINER,
-        "if self._behind and self._is_ending():",
-        "if self._behind and not self._is_ending():",
+        "if self._behind:\n            yield",
+        "if self._behind and not self._is_ending():\n            yield",
         "tests/wiring/test_flow.py::"
         "test_a_run_told_to_end_after_a_segment_without_a_checkpoint_commits_it_all_the_same",
     ),
@@ -181,7 +196,7 @@ FLOW_MUTANTS = (
     ),
     mutant(
         "finished-with-the-digest-of-the-manifest",
-        EVALUATIONS,
+        "tasks/policy/early_stop.py",
         "state_sha256=last.state_sha256",
         "state_sha256=last.manifest_sha256",
         f"{TESTS}::test_the_run_ends_with_the_digest_of_its_last_checkpoint",

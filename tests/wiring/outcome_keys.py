@@ -15,6 +15,7 @@ from cairn.reports.exporters import exporters
 from cairn.reports.notices.notice import silent_notice
 from cairn.reports.pages.report_pages import markdown_report
 from cairn.reports.pages.run_report import gather_report
+from cairn.reports.queries.run_status import read_status
 from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
@@ -48,6 +49,43 @@ def how_far_the_held_out_loss_may_lie_above(bench: Bench) -> None:
     bench.flow.train("training.steps=250", "checkpoint.every_steps=50", *overfit)
     finished = bench.flow.log.state.finished
     assert finished is not None and (finished.step, finished.rule) == (150, "overfit_ratio")
+
+
+@acts("set.halving")
+def how_many_runs_of_a_set_go_on(bench: Bench) -> None:
+    bench.flow.evaluators.losses[:] = [2.5, 2.0, 3.0, 2.0, 1.5, 1.0]  # at step 5 in turn; then of the two that go on
+    logs = bench.flow.train_set("training.seed=1,2,3,4", "set.halving=2", "checkpoint.every_steps=5")
+    ended = {name: log.state.finished for name, log in logs.items()}
+    assert [(end.step, end.rule) for end in ended.values() if end] == [
+        *((5, "set.halving"), (10, "set.halving"), (5, "set.halving"), (20, ""))
+    ]
+    assert [item.ended.reason for item in logs["4"].state.attempts if item.ended] == ["paused", "paused", "completed"]
+    status = read_status(logs["1"])
+    assert status.state == "finished" and status.stopped_early == (
+        f"stopped early at step 5: it lost at rung 1 of 2: held-out loss 2.5000 (held-out of step 5, manifest "
+        f"{ended['1'].manifest_sha256[:12] if ended['1'] else ''}) is not among the best 2 of 4 runs, which go on "
+        "(set.halving)"
+    )
+
+
+@acts("set.steps")
+def how_many_steps_a_set_may_take(bench: Bench) -> None:
+    first, second = bench.flow.train_set("training.seed=1,2", "set.steps=27").values()
+    assert (first.state.resume_step, second.state.resume_step) == (20, 7)
+    status = read_status(second)
+    assert status.state == "paused" and "its set has spent set.steps = 27" in status.next
+    assert bench.flow.said == ["the budget of the set is spent; not trained to the end: set.seed=2"]
+    again = bench.flow.train_set("training.seed=1,2", "set.steps=40").values()
+    assert [log.state.resume_step for log in again] == [20, 20]
+
+
+@acts("set.device_hours")
+def how_much_device_time_a_set_may_use(bench: Bench) -> None:
+    hours = f"set.device_hours={12 * STEP_GPU_SECONDS / 3600}"
+    first, second = bench.flow.train_set("training.seed=1,2", hours, "checkpoint.every_steps=5").values()
+    assert (first.state.resume_step, second.state.opened) == (15, None), "the commit after the twelfth step is the last"
+    (ended,) = (item.ended for item in first.state.attempts)
+    assert ended is not None and ended.reason == "paused" and "set.device_hours" in ended.detail
 
 
 @acts("promotion.alias", "promotion.min_improvement")
