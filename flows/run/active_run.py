@@ -70,7 +70,7 @@ class ActiveRun:
         self.group = trainer_group.trainer_group(config.training, os.environ)
         self.machines = machines.Machines(self.group.nodes)
         self.gathering_seconds, self.too_few_machines = 0.0, ""
-        self.work_dir = placement.trainer_folder(os.environ, log)
+        self.work_dir = origin.work_dir
         folder, faults = placement.work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
         self.evaluation = plan_evaluation(config, origin.snapshot_id, folder, faults=faults)
         self.progress = Progress(config.training.steps, echo=host.flow_run.echo)
@@ -193,6 +193,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
         data=config.data if resolved.configuration or is_new else None,
         base_dir=resolved.base_dir,
         cache_dir=placement.work_folder(os.environ) / "snapshots",
+        work_dir=placement.trainer_folder(os.environ, log),
     )
     run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over)
     if manifest:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cairn.storage.errors import IntegrityError, SnapshotDamaged, StorageError
+from cairn.storage.stores.codec import sha256
 
 SHARD_VERSION = 1
 SHARD_SUFFIX = ".arrow"
@@ -216,6 +217,15 @@ class VerifiedShard:
                 column = reader.get_batch(0).column(0)
                 return path, column.buffers()[1].address - content.address + position * self._schema.dtype.itemsize
 
+    def flip_token(self, position: int, folder: Path) -> "VerifiedShard":
+        """Return a shard read from a copy in `folder`, named by its SHA-256, with the highest bit of the token flipped."""
+        path, end_byte = self.place_of(position + 1)
+        content = bytearray(path.read_bytes())
+        copy = folder / sha256(content)
+        content[end_byte - 1] ^= 0x80
+        copy.write_bytes(content)
+        return VerifiedShard(lambda: copy, self._schema, tokens=self._length, where=self._where)
+
     def __len__(self) -> int:
         return self._length  # needs no file
 
@@ -224,6 +234,17 @@ class VerifiedShard:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.tokens(), dtype=dtype, copy=copy)
+
+
+def flip_token(shards: Iterable[VerifiedShard], position: int, folder: Path) -> list[VerifiedShard]:
+    """Return the shards with the highest bit of the token at `position` flipped, in a copy in `folder`."""
+    found = list(shards)
+    for number, shard in enumerate(found):
+        if position < len(shard):
+            found[number] = shard.flip_token(position, folder)
+            return found
+        position -= len(shard)
+    raise IndexError(f"token {position} lies behind the last shard")
 
 
 def prefetch_shards(shards: Iterable[VerifiedShard], *, threads: int) -> None:
