@@ -90,6 +90,8 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
     if evaluations := list_evaluations(log.state):
         newest = evaluations[::-1][:200]
         parts.append(f"## Evaluations\n\n{_narrow(tables.evaluations_table(newest), _OF_EVALUATIONS)}")
+        failed = dict.fromkeys(f"step {it.step}, {it.suite}, failed: {it.detail}" for it in newest if it.detail)
+        parts += ["\n".join(f"- {tables.markdown_text(why)}" for why in failed)] if failed else []
         if older := len(evaluations) - len(newest):
             parts.append(f"and {older:,} older ones: `cairn evaluations`")
         measured = [item for item in evaluations if METRIC in item.metrics]

@@ -218,7 +218,7 @@ class VerifiedShard:
                 return path, column.buffers()[1].address - content.address + position * self._schema.dtype.itemsize
 
     def flip_token(self, position: int, folder: Path) -> "VerifiedShard":
-        """Return a shard read from a copy in `folder`, named by its SHA-256, with the highest bit of the token flipped."""
+        """Return a shard read from a copy in `folder`, named by its SHA-256, with the token's highest bit flipped."""
         path, end_byte = self.place_of(position + 1)
         content = bytearray(path.read_bytes())
         copy = folder / sha256(content)

@@ -72,3 +72,12 @@ def test_only_budgets_that_were_touched_are_on_the_page_and_no_long_digest(bard:
     budgets = page.partition("## Budgets")[2].partition("##")[0]
     assert all(" 0 |\n" not in f"{line}\n" for line in budgets.splitlines()[4:]) and budgets
     assert not re.search(r"[0-9a-f]{40}", page)
+
+
+def test_a_failed_evaluation_says_why_below_its_row_and_once_though_it_was_tried_twice(fresh: FabricatedRun) -> None:
+    fresh.start()
+    reference = fresh.commit(20)
+    for _ in range(2):
+        fresh.evaluate(reference, loss=None)
+    evaluations = overview_markdown(fresh.log, "").partition("## Evaluations")[2]
+    assert re.findall(r"^- step 20.*$", evaluations, re.MULTILINE) == ["- step 20, held-out, failed: it exited with 1"]
