@@ -8,13 +8,13 @@ from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from cairn.cli.app import store_option
 from cairn.reports.queries.nearby_stores import describe_no_runs
 from cairn.reports.text import answer_text, display_tables
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import registry, run_index, run_log
 from cairn.storage.stores import object_store
 from cairn.storage.stores.codec import decode, encode
+from cairn.tasks.configuration.addresses import store_option
 from cairn.tasks.text.format import (
     describe_mixture,
     describe_schedule,

@@ -25,6 +25,7 @@ from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read
 from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_signal
 from cairn.tasks.checkpoints.retention import sweep_run
+from cairn.tasks.configuration.addresses import name_store
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from cairn.tasks.data import snapshot_lookup
@@ -85,7 +86,7 @@ class ActiveRun:
 
     def say(self, message: str) -> None:
         """Print a line for people."""
-        self.progress.say(message)
+        self.progress.say(name_store(message, self.log.store.url, os.environ))
 
     def is_shutting_down(self) -> bool:
         """Whether a shutdown was requested."""

@@ -3,7 +3,7 @@
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,15 +217,6 @@ class VerifiedShard:
                 column = reader.get_batch(0).column(0)
                 return path, column.buffers()[1].address - content.address + position * self._schema.dtype.itemsize
 
-    def flip_token(self, position: int, folder: Path) -> "VerifiedShard":
-        """Return a shard read from a copy in `folder`, named by its SHA-256, with the token's highest bit flipped."""
-        path, end_byte = self.place_of(position + 1)
-        content = bytearray(path.read_bytes())
-        copy = folder / sha256(content)
-        content[end_byte - 1] ^= 0x80
-        copy.write_bytes(content)
-        return VerifiedShard(lambda: copy, self._schema, tokens=self._length, where=self._where)
-
     def __len__(self) -> int:
         return self._length  # needs no file
 
@@ -236,15 +227,18 @@ class VerifiedShard:
         return np.array(self.tokens(), dtype=dtype, copy=copy)
 
 
-def flip_token(shards: Iterable[VerifiedShard], position: int, folder: Path) -> list[VerifiedShard]:
-    """Return the shards with the highest bit of the token at `position` flipped, in a copy in `folder`."""
-    found = list(shards)
-    for number, shard in enumerate(found):
-        if position < len(shard):
-            found[number] = shard.flip_token(position, folder)
-            return found
-        position -= len(shard)
-    raise IndexError(f"token {position} lies behind the last shard")
+def flip_token(shards: Sequence[VerifiedShard], position: int, folder: Path) -> list[VerifiedShard]:
+    """Return the shards, one read from a copy in `folder`, named by its SHA-256, with a bit of one token flipped."""
+    starts = np.cumsum([0, *map(len, shards)])
+    number = int(np.searchsorted(starts, position, side="right")) - 1
+    old = shards[number]
+    path, end_byte = old.place_of(position + 1 - int(starts[number]))
+    content = bytearray(path.read_bytes())
+    copy = folder / sha256(content)
+    content[end_byte - 1] ^= 0x80  # the highest bit
+    copy.write_bytes(content)
+    new = VerifiedShard(lambda: copy, old._schema, tokens=len(old), where=old._where)
+    return [*shards[:number], new, *shards[number + 1 :]]
 
 
 def prefetch_shards(shards: Iterable[VerifiedShard], *, threads: int) -> None:
