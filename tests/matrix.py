@@ -56,7 +56,7 @@ class Surroundings:
     before: Sequence[str] = ()
     python: Path = Path(sys.executable)
     absent: str = ""
-    prefect: str = ""
+    prefect: Sequence[str] = ()
 
 
 def all_surroundings(folder: Path) -> Iterator[Surroundings]:
@@ -75,11 +75,12 @@ def all_surroundings(folder: Path) -> Iterator[Surroundings]:
         yield Surroundings(name=name, variables=variables)
 
 
-def prefect_range() -> Mapping[str, str]:
+def prefect_range() -> Mapping[str, Sequence[str]]:
     """Return the oldest and the newest Prefect that pyproject.toml allows, as pip is asked for them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (allowed,) = [name for name in project["dependencies"] if name.startswith("prefect<")]
-    return {"oldest Prefect": f"prefect=={allowed.partition('>=')[2]}", "newest Prefect": allowed}
+    oldest, beneath = f"prefect=={allowed.partition('>=')[2]}", ("sqlalchemy", "fastapi")  # 3.8.8 bounds neither
+    return {"oldest Prefect": (oldest,), "newest Prefect": (allowed, *beneath)}
 
 
 def install_prefect(around: Surroundings, log: Path) -> bool:
@@ -91,9 +92,9 @@ def install_prefect(around: Surroundings, log: Path) -> bool:
     cairn = around.python.with_name("cairn")
     cairn.write_text(f"#!{around.python}\nfrom cairn.cli.command import main\n\nmain()\n")
     cairn.chmod(0o755)
-    pip = [str(around.python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", around.prefect]
+    pip = [str(around.python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--upgrade"]
     with log.open("wb") as output:  # the program `prefect` too, also where this environment has the same version
-        commands = ([*pip, "--upgrade", "--force-reinstall", "--no-deps"], pip)
+        commands = ([*pip, "--force-reinstall", "--no-deps", around.prefect[0]], [*pip, *around.prefect])
         return all(subprocess.run(command, stdout=output, stderr=output).returncode == 0 for command in commands)
 
 

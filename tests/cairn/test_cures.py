@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cairn.cli.app import RECORDS
 from cairn.flows.orchestrator.run_notices import notices_of
 from cairn.flows.orchestrator.run_overview import overview_markdown
 from cairn.reports.notices import notice
@@ -110,3 +111,9 @@ def test_nothing_is_added_where_no_store_is_wanted_or_one_is_named(text: str) ->
 def test_a_store_that_is_found_anyway_is_not_named(tmp_path: Path) -> None:
     found = LocalStore(tmp_path / "here").url
     assert name_store("`cairn runs`", found, {"CAIRN_STORE": str(tmp_path / "x/../here/")}) == "`cairn runs`"
+
+
+def test_every_command_takes_a_store_but_those_to_whose_lines_none_is_added(cairn: Cairn) -> None:
+    verbs = {line.split()[0] for line in (*RECORDS, "sql")}
+    takes_one = {verb for verb in verbs if "--store" in cairn(verb, "--help").out}
+    assert {verb for verb in verbs if " --store" in name_store(f"`cairn {verb} x`", "s3://a/b", {})} == takes_one

@@ -1,11 +1,20 @@
 """All wiring mutants: the suite must notice every one."""
 
 from tests.wiring.flow_mutants import FLOW_MUTANTS
+from tests.wiring.prefect_mutants import PREFECT_MUTANTS
 from tests.wiring.replay_mutants import REPLAY_MUTANTS
 from tests.wiring.report_mutants import REPORT_MUTANTS
 from tests.wiring.storage_mutants import STORAGE_MUTANTS
 from tests.wiring.task_mutants import TASK_MUTANTS
 from tests.wiring.training_mutants import TRAINING_MUTANTS
 
-MUTANTS = (*TRAINING_MUTANTS, *FLOW_MUTANTS, *TASK_MUTANTS, *STORAGE_MUTANTS, *REPLAY_MUTANTS, *REPORT_MUTANTS)
+MUTANTS = (
+    *TRAINING_MUTANTS,
+    *FLOW_MUTANTS,
+    *TASK_MUTANTS,
+    *STORAGE_MUTANTS,
+    *REPLAY_MUTANTS,
+    *REPORT_MUTANTS,
+    *PREFECT_MUTANTS,
+)
 LEAST = 40
