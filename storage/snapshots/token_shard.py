@@ -233,8 +233,8 @@ def flip_token(shards: Sequence[VerifiedShard], position: int, folder: Path) -> 
     number = int(np.searchsorted(starts, position, side="right")) - 1
     old = shards[number]
     path, end_byte = old.place_of(position + 1 - int(starts[number]))
-    content = bytearray(path.read_bytes())
-    copy = folder / sha256(content)
+    sound = path.read_bytes()
+    content, copy = bytearray(sound), folder / sha256(sound)
     content[end_byte - 1] ^= 0x80  # the highest bit
     copy.write_bytes(content)
     new = VerifiedShard(lambda: copy, old._schema, tokens=len(old), where=old._where)
