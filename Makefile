@@ -64,7 +64,7 @@ test-slow: $(DEVELOPER)  ## the crash and chaos suites as well
 test-mutants: $(DEVELOPER)  ## wrong wires, one at a time: each must turn a test of the default suite red; ARGS="-k back-off" tries some
 	@$(BIN)/python -m pytest -n 2 -m slow tests/wiring/test_mutants.py $(ARGS)
 
-test-matrix: $(DEVELOPER)  ## a part of the suite in foreign environments: other Pythons, nobody, spaces in the path, variables; ARGS="tests -n 3 --dist loadgroup" all of it
+test-matrix: $(DEVELOPER)  ## a part of the suite in foreign environments: other Pythons, the oldest and the newest Prefect, nobody, spaces in the path, variables; ARGS="tests -n 3 --dist loadgroup" all of it
 	@$(BIN)/python -m tests.matrix $(or $(ARGS),-n 3 --dist loadgroup --no-loadscope-reorder)
 
 # As root on Debian the programs are installed; anybody else is told what to ask for.

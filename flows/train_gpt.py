@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -26,6 +27,7 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
 from cairn.tasks import commit_checkpoint, train_segment
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.configuration.addresses import name_store
 from cairn.tasks.errors import LiveOwner, ShutdownRequested, TrainerGone
 from cairn.tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
 from cairn.tasks.trainer.trainer_process import WarmTrainer
@@ -107,6 +109,7 @@ def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> Flo
         except (StoreUnavailable, AppendUnknown) as error:  # not even the receipt: the next claim writes it
             end = FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
         end = name_successor(end, run.log, run.say)
+        end = replace(end, message=name_store(end.message, run.log.store.url, os.environ))
         run.machines.end(EXIT_CODES[end.reason])
     return end
 

@@ -2,24 +2,34 @@
 
 Prints one line for each environment and exits with 1 if a test failed in one of them. The environments: versions of
 Python, each of which has its packages in `.venv-3.12` or the like (`make VENV=.venv-3.12 PYTHON=python3.12 .venv`), the
-user nobody (as root only), a checkout path with spaces, and variables of a caller. The argument `tests` runs the whole
-default suite in each of them: ten runs in a row.
+oldest and the newest Prefect of pyproject.toml's range (each with the tests that touch it, in front of this
+environment's packages), the user nobody (as root only), a checkout path with spaces, and variables of a caller. The
+argument `tests` runs the whole default suite in each of them: twelve runs in a row.
 """
 
 import argparse
 import os
 import pwd
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import tomllib
+import venv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK_PART = ("tests/house", "tests/cairn", "tests/flows", "tests/tasks", "tests/reports")
+OF_PREFECT = re.compile(
+    r"tests/(?:flows|deployments)/test_|tests/crash/test_(?:approval|chain_graph|continued|deploy|ephemeral|evaluate_dep"
+    r"|last_states|notify|pause|prefect|stale|store_credentials|tokenize_part|train_set|watch_deployed|both_executors)"
+    r"|tests/security/test_(?:foreign_folder|guarded_server|up_password|cancelled_from_outside)"
+)
 VERSIONS = ("3.11", "3.12", "3.13")
 DEAD = "http://127.0.0.1:9"
 VARIABLES: Mapping[str, Mapping[str, str]] = {
@@ -46,6 +56,7 @@ class Surroundings:
     before: Sequence[str] = ()
     python: Path = Path(sys.executable)
     absent: str = ""
+    prefect: Sequence[str] = ()
 
 
 def all_surroundings(folder: Path) -> Iterator[Surroundings]:
@@ -55,11 +66,36 @@ def all_surroundings(folder: Path) -> Iterator[Surroundings]:
         python = Path(sys.executable) if own else ROOT / f".venv-{version}" / "bin" / "python"
         absent = "" if python.exists() else f"make VENV=.venv-{version} PYTHON=python{version} .venv"
         yield Surroundings(name=f"Python {version}", python=python, absent=absent)
+    for name, prefect in prefect_range().items():
+        yield Surroundings(name=name, python=folder / name / "bin" / "python", prefect=prefect)
     yield as_nobody(folder / "of-nobody")
     spaced = folder / "a path with spaces"
     yield Surroundings(name="a path with spaces", tree=spaced, python=spaced / ".venv" / "bin" / "python")
     for name, variables in VARIABLES.items():
         yield Surroundings(name=name, variables=variables)
+
+
+def prefect_range() -> Mapping[str, Sequence[str]]:
+    """Return the oldest and the newest Prefect that pyproject.toml allows, as pip is asked for them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (allowed,) = [name for name in project["dependencies"] if name.startswith("prefect<")]
+    oldest, beneath = f"prefect=={allowed.partition('>=')[2]}", ("sqlalchemy", "fastapi")  # 3.8.8 bounds neither
+    return {"oldest Prefect": (oldest,), "newest Prefect": (allowed, *beneath)}
+
+
+def install_prefect(around: Surroundings, log: Path) -> bool:
+    """Make an environment in which this Prefect, and what it needs, lie in front of this environment's packages."""
+    home = around.python.parents[1]
+    venv.create(home, with_pip=False, symlinks=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+    (packages / "these.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    cairn = around.python.with_name("cairn")
+    cairn.write_text(f"#!{around.python}\nfrom cairn.cli.command import main\n\nmain()\n")
+    cairn.chmod(0o755)
+    pip = [str(around.python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--upgrade"]
+    with log.open("wb") as output:  # the program `prefect` too, also where this environment has the same version
+        commands = ([*pip, "--force-reinstall", "--no-deps", around.prefect[0]], [*pip, *around.prefect])
+        return all(subprocess.run(command, stdout=output, stderr=output).returncode == 0 for command in commands)
 
 
 def as_nobody(tree: Path) -> Surroundings:
@@ -115,6 +151,9 @@ def run_in(around: Surroundings, arguments: Sequence[str], log: Path) -> bool:
     if around.absent:
         print(f"absent ({around.absent})", flush=True)
         return True
+    if around.prefect and not install_prefect(around, log):
+        print(f"absent (pip could not install it: {log})", flush=True)
+        return True
     if around.tree != ROOT:
         copy_tree(around.tree, owner="nobody" if around.before else None)
     command = [*around.before, str(around.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
@@ -134,11 +173,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", metavar="WORD", help="only the environments whose name contains it")
     given, arguments = parser.parse_known_args()
-    if not any(Path(argument.partition("::")[0]).exists() for argument in arguments):
-        arguments = [*arguments, *QUICK_PART]
+    is_named = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
+    of_prefect = [str(path) for path in sorted(Path("tests").rglob("test_*.py")) if OF_PREFECT.match(str(path))]
     folder = Path(tempfile.mkdtemp(prefix="cairn-matrix-"))
     chosen = [around for around in all_surroundings(folder) if given.only in around.name]
-    passed = [run_in(around, arguments, folder / f"{number}.txt") for number, around in enumerate(chosen)]
+    parts = [[] if is_named else of_prefect if around.prefect else QUICK_PART for around in chosen]
+    passed = [
+        run_in(around, [*arguments, *part], folder / f"{number}.txt")
+        for number, (around, part) in enumerate(zip(chosen, parts, strict=True))
+    ]
     if not all(passed) or not chosen:
         sys.exit(1)
     shutil.rmtree(folder)

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shlex
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -143,12 +142,6 @@ def open_chosen_store(given: str) -> object_store.ObjectStore:
 def open_run_log(given_store: str, run: str) -> run_log.RunLog:
     """Return the log of a run, read to its end; raises `RunNotFound`."""
     return find_run(open_chosen_store(given_store), run)
-
-
-def store_option(chosen: str, environment: Mapping[str, str]) -> str:
-    """Return ` --store URL`, quoted for a shell, with which other commands find `chosen`; empty if it is not needed."""
-    found_anyway = chosen in ("", addresses.DEFAULT_STORE, environment.get("CAIRN_STORE"))
-    return "" if found_anyway else f" --store {shlex.quote(chosen)}"
 
 
 def find_record(line: str) -> tuple[Any, bool]:

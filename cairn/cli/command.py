@@ -17,6 +17,7 @@ from cairn.reports.errors import InvalidQuery, RunNotFound
 from cairn.storage import errors
 from cairn.storage.stores.child_process import THREAD_LIMITS, hide_memory
 from cairn.tasks.attempt.shutdown_signal import exit_on_notice, expect_notices
+from cairn.tasks.configuration.addresses import name_store
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
@@ -115,7 +116,8 @@ def run_command(arguments: Sequence[str]) -> int:
             say("".join(traceback.format_exception(error)).rstrip("\n"))
         if is_expected:
             is_asked = isinstance(error, KeyboardInterrupt)
-            say("interrupted; the same command continues" if is_asked else f"cairn: {error}")
+            words = "interrupted; the same command continues" if is_asked else f"cairn: {error}"
+            say(name_store(words, _store_of(arguments), os.environ))
         return code_of_error(error)
     code = returned if isinstance(returned, int) else ExitCode.DONE
     try:
@@ -127,6 +129,12 @@ def run_command(arguments: Sequence[str]) -> int:
         say(f"cairn: the output could not be written: {error}")
         return code or ExitCode.ERROR
     return code
+
+
+def _store_of(arguments: Sequence[str]) -> str:
+    """Return the store that a command line names, or nothing."""
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--store=") else [word])]
+    return words[words.index("--store") + 1] if "--store" in words[:-1] else ""
 
 
 def code_of_error(error: BaseException) -> ExitCode:

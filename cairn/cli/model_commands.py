@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.app import Alias, Flag, Json, Reference, Seconds, SnapshotName, Url, Why, open_chosen_store, store_option
+from cairn.cli.app import Alias, Flag, Json, Reference, Seconds, SnapshotName, Url, Why, open_chosen_store
 from cairn.cli.texts import note_no_runs, print_blocks
 from cairn.operations.trained_models import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
 from cairn.reports.queries import alias_history, evaluations, run_lookup
 from cairn.reports.text import answer_text, display_tables
+from cairn.tasks.configuration.addresses import store_option
 from cairn.tasks.machine.placement import work_folder
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text import format, output

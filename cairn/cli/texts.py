@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cairn.cli.app import store_option
 from cairn.reports.errors import ReportError
 from cairn.reports.queries.nearby_stores import describe_no_runs
 from cairn.reports.text import answer_text, display_tables
@@ -17,6 +16,7 @@ from cairn.storage.errors import StorageError
 from cairn.storage.logs import registry, run_index, run_log
 from cairn.storage.stores import object_store
 from cairn.storage.stores.codec import decode, encode
+from cairn.tasks.configuration.addresses import store_option
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.text.format import (
     describe_mixture,

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from cairn.cli.app import Flag, Json, Overrides, Reference, Seconds, Url, open_chosen_store, store_option
+from cairn.cli.app import Flag, Json, Overrides, Reference, Seconds, Url, open_chosen_store
 from cairn.cli.texts import describe_finished_run, describe_plan, note_no_runs, print_set, print_watch
 from cairn.reports.queries.run_lookup import find_checkpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.shutdown_signal import Terminated, exit_on_notice, raise_on_notice
-from cairn.tasks.configuration.addresses import choose_store
+from cairn.tasks.configuration.addresses import choose_store, store_option
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import work_folder
 from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd

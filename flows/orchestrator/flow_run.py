@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import Any, ParamSpec
 from uuid import UUID
@@ -27,7 +28,6 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import LogCreate
 from prefect.client.schemas.objects import TaskRunResult
 from prefect.exceptions import Abort, PrefectHTTPStatusError
-from prefect.types import DateTime
 
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.flows.orchestrator import flow_run_tags, prefect_server, session_server
@@ -167,7 +167,7 @@ class Witness:
         self._is_over = True
 
     def _log(self, message: str) -> None:
-        at = DateTime.now("UTC")
+        at: Any = datetime.now(UTC)
 
         def write(client: SyncPrefectClient, flow_run_id: UUID) -> None:
             line = LogCreate(name="cairn", level=20, message=message, timestamp=at, flow_run_id=flow_run_id)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from cairn.reports.notices import notice
 from cairn.reports.notices.notice import Notice, find_notices
 from cairn.storage.logs import registry
 from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.configuration.addresses import name_store
 from cairn.tasks.configuration.settings import NotifyConfig
 from cairn.tasks.text import output
 
@@ -39,8 +41,9 @@ def all_receivers(notify: NotifyConfig) -> Sequence[notice.Receiver]:
 
 def notices_of(log: RunLog) -> Iterator[Notice]:
     """Return the notices in the log as it was read; an alias is read where it has to be."""
-    now = datetime.now(UTC)
-    return find_notices(log.run_id, log.state, lambda alias: registry.Registry(log.store, alias).refresh(), now=now)
+    now, alias_of = datetime.now(UTC), lambda alias: registry.Registry(log.store, alias).refresh()
+    for found in find_notices(log.run_id, log.state, alias_of, now=now):
+        yield replace(found, text=name_store(found.text, log.store.url, {}))  # it is read on another machine
 
 
 def delivering_notices(log: RunLog, notify: NotifyConfig, say: Callable[[str], None]) -> AbstractContextManager[None]:

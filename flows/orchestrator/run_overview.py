@@ -31,6 +31,7 @@ from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluat
 from cairn.reports.text import display_tables as tables
 from cairn.storage.logs import run_log, run_state, step_log
 from cairn.storage.stores import codec, object_store
+from cairn.tasks.configuration.addresses import name_store
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import TerminationReason
@@ -90,6 +91,8 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
     if evaluations := list_evaluations(log.state):
         newest = evaluations[::-1][:200]
         parts.append(f"## Evaluations\n\n{_narrow(tables.evaluations_table(newest), _OF_EVALUATIONS)}")
+        failed = dict.fromkeys(f"step {it.step}, {it.suite}, failed: {it.detail}" for it in newest if it.detail)
+        parts += ["\n".join(f"- {tables.markdown_text(why)}" for why in failed)] if failed else []
         if older := len(evaluations) - len(newest):
             parts.append(f"and {older:,} older ones: `cairn evaluations`")
         measured = [item for item in evaluations if METRIC in item.metrics]
@@ -103,7 +106,7 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
     if len(attempts) > 1:
         links = (f"- [attempt {', '.join(own)}](../../runs/flow-run/{name})" for name, own in attempts.items())
         parts.append("\n".join(("## Flow runs\n", *links)))
-    return "\n\n".join(parts)
+    return name_store("\n\n".join(parts), log.store.url, {})  # it is read on another machine
 
 
 def _headline(log: run_log.RunLog, status: run_status.RunStatus, attempted: Sequence[receipts.Receipt]) -> str:

@@ -25,6 +25,7 @@ from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read
 from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_signal
 from cairn.tasks.checkpoints.retention import sweep_run
+from cairn.tasks.configuration.addresses import name_store
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from cairn.tasks.data import snapshot_lookup
@@ -73,7 +74,7 @@ class ActiveRun:
         self.group = trainer_group.trainer_group(config.training, os.environ)
         self.machines = machines.Machines(self.group.nodes)
         self.gathering_seconds, self.too_few_machines = 0.0, ""
-        self.work_dir = placement.trainer_folder(os.environ, log)
+        self.work_dir = origin.work_dir
         folder, faults = placement.work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
         self.evaluation = plan_evaluation(config, origin.snapshot_id, folder, faults=faults)
         self.progress = Progress(config.training.steps, echo=host.flow_run.echo)
@@ -88,7 +89,7 @@ class ActiveRun:
 
     def say(self, message: str) -> None:
         """Print a line for people."""
-        self.progress.say(message)
+        self.progress.say(name_store(message, self.log.store.url, os.environ))
 
     def is_shutting_down(self) -> bool:
         """Whether a shutdown was requested."""
@@ -196,6 +197,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
         data=config.data if resolved.configuration or is_new else None,
         base_dir=resolved.base_dir,
         cache_dir=placement.work_folder(os.environ) / "snapshots",
+        work_dir=placement.trainer_folder(os.environ, log),
     )
     run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over, limit=resolved.limit)
     if manifest:

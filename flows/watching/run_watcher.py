@@ -23,6 +23,7 @@ from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import registry, run_index, run_log, step_log
 from cairn.storage.stores import codec, object_store, open_store
 from cairn.tasks.checkpoints.promotion_offer import pending_offer
+from cairn.tasks.configuration.addresses import name_store
 from cairn.tasks.configuration.configuration_source import read_notify
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import boot_id, is_known_dead, replace_file, shares_pids, work_folder
@@ -284,7 +285,7 @@ class RunWatcher:
             self._silent[run_id] = notice.silent_notice(run_id, opening, number, step, seconds)
         match decision:
             case Leave(why=why):
-                return row(action=WatchAction.LEFT, why=why)
+                return row(action=WatchAction.LEFT, why=name_store(why, self._store.url, os.environ))
             case Wait(until=until, why=why):
                 how = self._continuation.where(run_id) if observed.futile else ""
                 return row(action=WatchAction.WAITS, why=why, how=how, seconds=max(until - now, 0.0))

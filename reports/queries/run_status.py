@@ -1,7 +1,8 @@
 """The state of a run, its owner, what its budgets have left, and what happens next. Reads the log and the heartbeat."""
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -10,6 +11,7 @@ from cairn.reports.queries.run_lookup import configuration_document, read_beat, 
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import run_entries, run_index, run_log, run_note, run_state, step_log
 from cairn.storage.stores import codec, object_store
+from cairn.tasks.configuration.addresses import name_store
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 
@@ -130,7 +132,7 @@ def make_status(
         newest_committed_step=state.newest_committed.committed.step if state.newest_committed else None,
         owner=owner.started.placement if owner else None,
         budgets=count_budgets(state, limits),
-        next=_next(log.run_id, state, standing),
+        next=name_store(_next(log.run_id, state, standing), log.store.url, os.environ),
         stopped_early=stopped_early(state),
         quarantined_windows=len(state.quarantined_windows),
         bits=bits_differ(state, beat),
@@ -163,7 +165,9 @@ def list_runs(store: object_store.ObjectStore) -> tuple[RunSummary, ...]:
 
     def summarize(log: run_log.RunLog) -> RunSummary:
         standing = phase_of(log.state)
-        return summarize_run(log.run_id, log.state, standing, read_beat(log) if standing == RunPhase.RUNNING else None)
+        beat = read_beat(log) if standing == RunPhase.RUNNING else None
+        summary = summarize_run(log.run_id, log.state, standing, beat)
+        return replace(summary, detail=name_store(summary.detail or "", store.url, os.environ) or None)
 
     def unreadable(run_id: str, why: str) -> RunSummary:
         return RunSummary(run_id=run_id, state=RunPhase.UNREADABLE, detail=why)

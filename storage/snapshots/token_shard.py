@@ -3,7 +3,7 @@
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cairn.storage.errors import IntegrityError, SnapshotDamaged, StorageError
+from cairn.storage.stores.codec import sha256
 
 SHARD_VERSION = 1
 SHARD_SUFFIX = ".arrow"
@@ -224,6 +225,20 @@ class VerifiedShard:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.tokens(), dtype=dtype, copy=copy)
+
+
+def flip_token(shards: Sequence[VerifiedShard], position: int, folder: Path) -> list[VerifiedShard]:
+    """Return the shards, one read from a copy in `folder`, named by its SHA-256, with a bit of one token flipped."""
+    starts = np.cumsum([0, *map(len, shards)])
+    number = int(np.searchsorted(starts, position, side="right")) - 1
+    old = shards[number]
+    path, end_byte = old.place_of(position + 1 - int(starts[number]))
+    sound = path.read_bytes()
+    content, copy = bytearray(sound), folder / sha256(sound)
+    content[end_byte - 1] ^= 0x80  # the highest bit
+    copy.write_bytes(content)
+    new = VerifiedShard(lambda: copy, old._schema, tokens=len(old), where=old._where)
+    return [*shards[:number], new, *shards[number + 1 :]]
 
 
 def prefetch_shards(shards: Iterable[VerifiedShard], *, threads: int) -> None:

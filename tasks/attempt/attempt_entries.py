@@ -225,12 +225,13 @@ NO_REMEDY = Remedy()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataOrigin:
-    """A run's data snapshot, and the folders to rebuild it from; `data` is None where only the log names sources."""
+    """A run's data snapshot, its sources, and its copies here; `data` is None where only the log names sources."""
 
     snapshot_id: str
     data: DataConfig | None
     base_dir: Path
     cache_dir: Path
+    work_dir: Path
 
 
 def end_attempt(
@@ -273,7 +274,8 @@ def _find_remedy(
         # It takes time to import, and only damaged data needs it.
         from cairn.tasks.data.snapshot_build import repair_snapshot
 
-        repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, origin.cache_dir)
+        copies = (origin.cache_dir, origin.work_dir)
+        repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, *copies)
         return Remedy(repaired_objects=repaired, windows=report.windows if report and not repaired else ())
     if failure.reason is TerminationReason.DIVERGED and report is not None:
         return Remedy(windows=report.windows, before_step=report.spike_step or report.step)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,11 +18,29 @@ READABLE = "a path, or a URL that begins with s3://, http://, https:// or file:/
 _SCHEMES = frozenset({"s3", "s3a", "http", "https", "file", "memory"})  # the last one is of tests
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/{0,3})")
 DEFAULT_STORE = "./cairn-store"
+_COMMAND = re.compile(r"`cairn (?!config|init|completion)[a-z-]+(?![^`]*--(?:help|store))[^`]*(?=`)")
 
 
 def choose_store(given: str, environment: Mapping[str, str], configured: str | None = None) -> str:
     """Return the store's folder or URL: `--store`, else `CAIRN_STORE`, else the configuration's, else the default."""
     return given or environment.get("CAIRN_STORE", "") or configured or DEFAULT_STORE
+
+
+def store_option(chosen: str, environment: Mapping[str, str]) -> str:
+    """Return ` --store URL`, quoted for a shell, with which other commands find `chosen`; empty if it is not needed."""
+    is_found_anyway = not chosen or _absolute(chosen) == _absolute(choose_store("", environment))
+    return "" if is_found_anyway else f" --store {shlex.quote(chosen)}"
+
+
+def name_store(text: str, store_url: str, environment: Mapping[str, str]) -> str:
+    """Return text in which each `cairn …` in backquotes works when it is typed: it names the store where it must."""
+    option = store_option(store_url.removeprefix("file://"), environment)
+    return _COMMAND.sub(lambda command: command[0] + option, text)
+
+
+def _absolute(store: str) -> str:
+    path = store.removeprefix("file://")
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 def find_file(text: str, place: Path, *, folder: Path) -> Path:

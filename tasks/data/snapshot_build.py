@@ -135,17 +135,18 @@ def _refuse_early(
 
 
 def repair_snapshot(
-    store: ObjectStore, snapshot_id: str, data: DataConfig | None, base_dir: Path, cache_dir: Path
+    store: ObjectStore, snapshot_id: str, data: DataConfig | None, base_dir: Path, *copies: Path
 ) -> tuple[str, ...]:
-    """Build damaged objects of a snapshot again from its sources; returns their keys, copies in `cache_dir` included.
+    """Build damaged objects of a snapshot again from its sources; returns their keys, those in `copies` included.
 
     `data` is of this machine's configuration, None without one. Raises SnapshotDamaged and changes nothing in
     the store if there is none, or if the sources are gone or different, or are the snapshot.
     """
-    dropped = data_snapshot.drop_damaged_copies(cache_dir, data_snapshot.read_manifest(store, snapshot_id))
+    manifest = data_snapshot.read_manifest(store, snapshot_id)
+    dropped = tuple(key for folder in copies for key in data_snapshot.drop_damaged_copies(folder, manifest))
     damaged = [item for item, _ in data_snapshot.find_damage(store, snapshot_id)]
     if not damaged:
-        return dropped
+        return tuple(dict.fromkeys(dropped))
     problem = f"data/{snapshot_id}: {', '.join(item.key for item in damaged)} damaged, and"
     if data is None:
         cause = "only the run's log names its text, which is not opened"

@@ -197,7 +197,7 @@ class Trainer:
             elif kind is FaultKind.OOM:
                 torch.empty(1 << 60, dtype=torch.uint8)
             elif kind is FaultKind.BAD_DATA:
-                self._data.corrupt_next_batch(self._state.step)
+                self._data = self._data.damage_next_batch(self._state.step, self._spec.work_dir)
             else:
                 inject_process_fault(kind)
 

@@ -1,9 +1,8 @@
 """An attempt's data, and its state, into which it reads the checkpoint that it resumes from."""
 
-import mmap
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -32,12 +31,18 @@ class TrainingData:
     inputs: StepInputs
     probe: Probe | None
 
-    def corrupt_next_batch(self, step: int) -> None:
-        """Flip a bit on disk in the first sample of step `step` + 1, for fault injection."""
-        drawn = self.inputs.order.windows_of(step)
-        flip_token(self.snapshot.train, int(self.inputs.windows.first_tokens(drawn)[0]))
-        assert self.inputs.loader is not None
-        self.inputs.loader.forget()  # it may have read the batch before the flip
+    def damage_next_batch(self, step: int, folder: Path) -> "TrainingData":
+        """Return data with a flipped bit in the first sample of step `step` + 1, for fault injection.
+
+        The bit is flipped in a copy of the shard in `folder`, because other runs read the store's.
+        """
+        windows, loader = self.inputs.windows, self.inputs.loader
+        position = int(windows.first_tokens(self.inputs.order.windows_of(step))[0])
+        shards = token_shard.flip_token(self.snapshot.train, position, folder)
+        assert loader is not None
+        loader.windows = token_windows.TokenWindows(shards, windows.block_size, windows.vocab_size)
+        loader.forget()  # it may have read the batch before the flip
+        return replace(self, inputs=replace(self.inputs, windows=loader.windows))
 
 
 def open_training_data(store: ObjectStore, spec: trainer_protocol.TrainerSpec, place: Place) -> TrainingData:
@@ -115,16 +120,3 @@ def fresh_state(spec: trainer_protocol.TrainerSpec, data: TrainingData, place: P
         state.model.boundary_id = manifest.end_of_text_id
     state.before, state.workers = spec.before, Workers(spec.workers)
     return state
-
-
-def flip_token(shards: Iterable[token_shard.VerifiedShard], position: int) -> None:
-    """Flip the highest bit of the token at `position` of the shards in order, in its file on this disk."""
-    for shard in shards:
-        if position < len(shard):
-            path, end_byte = shard.place_of(position + 1)
-            with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
-                content[end_byte - 1] ^= 0x80
-                content.flush()
-            return
-        position -= len(shard)
-    raise IndexError(f"token {position} lies behind the last shard")

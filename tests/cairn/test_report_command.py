@@ -24,6 +24,12 @@ HUMAN = Writer(host="here", pid=1)
 HOSTILE = '<script>alert(1)</script> </td> "quoted" \x1b[31m| `tick` ```'
 
 
+@pytest.fixture(autouse=True)
+def found(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands find the store, and so no advice names it."""
+    monkeypatch.setenv("CAIRN_STORE", store.url)
+
+
 def steps(run: FabricatedRun, attempt: int, first: int, last: int) -> None:
     """Write the step records of one attempt."""
     lines = [

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from cairn.flows.orchestrator.prefect_settings import prefect_home
 from tests.processes.waiting import wait_until
 from tests.session_folder import end_with_session, once, session_folder
 
+PREFECT = ("prefect", "server", "start", "--host", "127.0.0.1")
 _SHARED: "list[Server]" = []
 """Kept for the session: a process object that is forgotten warns."""
 
@@ -25,15 +27,15 @@ _SHARED: "list[Server]" = []
 class Server:
     """A Prefect server that may be killed and started again: the same port, the same database."""
 
-    def __init__(self, home: Path, **environment: str) -> None:
-        self._port = kept_port()
+    def __init__(self, home: Path, *, program: Sequence[str] = PREFECT, **environment: str) -> None:
+        self._port, self._program = kept_port(), program
         self._home, self._environment = home, environment
         self.url = f"http://127.0.0.1:{self._port}/api"
         self.start()
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
+        command = [sys.executable, "-m", *self._program, "--port", str(self._port)]
         environment = {**os.environ, "PREFECT_HOME": str(self._home), **self._environment}
         with (self._home / "server.txt").open("ab") as output:
             self._process = subprocess.Popen(

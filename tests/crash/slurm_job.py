@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -148,8 +149,13 @@ class Job:
 
 
 def preempt(job: Job) -> None:
-    """Take both nodes for another job of a higher partition."""
+    """Take both nodes for another job of a higher partition, and wait until Slurm has told this one.
+
+    Until then the run waits at its pause: it could end before Slurm has looked at its queue.
+    """
     job.slurm.call("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+    is_told = partial(job.slurm.show, job.id, "PreemptTime")
+    wait_until(lambda: is_told() != "None" or job.slurm.state(job.id) != "RUNNING", "the preemption", job.output)
 
 
 def requeue(job: Job) -> None:

@@ -108,7 +108,8 @@ def deployed(client: SyncPrefectClient, tmp_path: Path) -> Deployed:
 def set_twenty(deployed: Deployed) -> None:
     """Change twenty settings as a person does."""
     deployed.change("train-gpt", parameters={"config": "ours", "store_credentials": "team"}, tags=["cairn", "ours"])
-    deployed.change("train-gpt", description="Ours.", job_variables={"env": {"A": "b"}}, work_queue_name="evaluate")
+    queue = {"work_pool_name": deployed.pool, "work_queue_name": "evaluate"}  # other pools have one of this name
+    deployed.change("train-gpt", description="Ours.", job_variables={"env": {"A": "b"}}, **queue)
     deployed.change("train-set", paused=True, tags=[])
     deployed.change("sweep-checkpoints", paused=True, parameters={"store": "s3://ours/cairn", "dry_run": True})
     every_day = {"schedule": {"cron": "0 4 * * *", "timezone": "Europe/Berlin"}, "active": True}

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.logs.run_entries import AttemptEnded
+from cairn.storage.logs.run_log import RunLog
 from tests.crash.reference import reference_run
 from tests.crash.training_command import ARCHITECTURES, STEPS, Command
+from tests.processes.waiting import patience_seconds
 
 pytestmark = pytest.mark.xdist_group("scarred")  # no other worker waits for that run
 
@@ -50,6 +52,30 @@ def test_the_preempted_step_itself_was_committed(scarred: Command) -> None:
 def test_the_flipped_byte_was_made_anew_from_its_source_and_no_sample_was_left_out(scarred: Command) -> None:
     assert ".arrow rebuilt from source" in receipts(scarred)[2].decision.changed
     assert scarred.state().quarantines == ()
+
+
+def test_a_flipped_byte_is_met_by_its_own_run_and_not_by_another_on_the_same_snapshot(
+    tmp_path: Path, api_url: str
+) -> None:
+    command, short = Command(tmp_path, api_url), ("--set", "training.steps=20")
+    beside = command.train_until(6, *short)
+    written = written_at(tmp_path / "store/data")
+    flipped = command.start_verb("train", "run.toml", "--run-id", "flipped", *short, CAIRN_FAULTS="bad-data@8")
+    assert flipped.wait(timeout=patience_seconds()) == 0, command.output()
+    assert written_at(tmp_path / "store/data") == written
+    command.let_go("pause@6")
+    assert beside.wait(timeout=patience_seconds()) == 0
+    states = [command.state(), RunLog(command.store, "flipped").refresh()]
+    assert [[attempt.ended and attempt.ended.reason for attempt in state.attempts] for state in states] == [
+        ["completed"],
+        ["bad-data", "completed"],
+    ]
+    assert states[0].finished and states[1].finished
+    assert states[0].finished.state_sha256 == states[1].finished.state_sha256
+
+
+def written_at(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_hang_was_noticed_by_the_runs_own_pace(scarred: Command) -> None:

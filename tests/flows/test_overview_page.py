@@ -51,14 +51,17 @@ def test_an_evaluation_is_shown_in_the_columns_of_its_runs_page(bard: Fabricated
     assert of_evaluation.split("|")[3:] == of_run.split("|")[2:]
 
 
-def test_the_page_of_a_failed_run_begins_with_why_how_far_at_what_cost_and_what_to_do(fresh: FabricatedRun) -> None:
+def test_the_page_of_a_failed_run_begins_with_why_how_far_at_what_cost_and_what_to_do(
+    fresh: FabricatedRun, tmp_path: Path
+) -> None:
     fresh.start(overrides=("cost.gpu_hour_price=2.25", 'cost.currency="EUR"'))
     fresh.commit(20)
     fresh.end("bad-data", last_step=30, action="stop", gpu_seconds=160.0, wasted_gpu_seconds=8.0)
     _, headline, *_ = overview_markdown(fresh.log, "").split("\n\n")
     assert headline == (
         "**failed: bad-data at 30/40** · 2 min 40 s, 0.10 EUR, 5 % lost · "
-        "a person decides: so it was decided; then `cairn train --run-id fresh` continues from step 20"
+        "a person decides: so it was decided; "
+        f"then `cairn train --run-id fresh --store {tmp_path}/store` continues from step 20"
     )
 
 
@@ -72,3 +75,12 @@ def test_only_budgets_that_were_touched_are_on_the_page_and_no_long_digest(bard:
     budgets = page.partition("## Budgets")[2].partition("##")[0]
     assert all(" 0 |\n" not in f"{line}\n" for line in budgets.splitlines()[4:]) and budgets
     assert not re.search(r"[0-9a-f]{40}", page)
+
+
+def test_a_failed_evaluation_says_why_below_its_row_and_once_though_it_was_tried_twice(fresh: FabricatedRun) -> None:
+    fresh.start()
+    reference = fresh.commit(20)
+    for _ in range(2):
+        fresh.evaluate(reference, loss=None)
+    evaluations = overview_markdown(fresh.log, "").partition("## Evaluations")[2]
+    assert re.findall(r"^- step 20.*$", evaluations, re.MULTILINE) == ["- step 20, held-out, failed: it exited with 1"]

@@ -13,7 +13,6 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from cairn.cli.app import store_option
 from cairn.flows.preparation.training_request import (
     ResolvedRequest,
     TrainingRequest,
@@ -22,6 +21,7 @@ from cairn.flows.preparation.training_request import (
     with_settings,
 )
 from cairn.storage.logs.run_state import RunState
+from cairn.tasks.configuration.addresses import store_option
 from cairn.tasks.configuration.configuration_source import load_configuration
 from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.errors import ConfigDrift, InvalidConfiguration
@@ -77,7 +77,8 @@ def test_where_a_run_is_kept_is_no_part_of_which_run_it_is_nor_of_its_receipts(c
 
 
 @pytest.mark.parametrize(
-    ("chosen", "option"), [("", ""), ("./cairn-store", ""), ("here", ""), ("there", " --store there")]
+    ("chosen", "option"),
+    [("", ""), ("./cairn-store", " --store ./cairn-store"), ("here", ""), ("there", " --store there")],
 )
 def test_commands_to_try_name_the_store_only_where_it_would_not_be_found(chosen: str, option: str) -> None:
     assert store_option(chosen, {"CAIRN_STORE": "here"}) == option

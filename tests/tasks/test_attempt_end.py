@@ -39,7 +39,11 @@ class Scene:
 
     def end(self, *, budgets: BudgetsConfig | None = None, **evidence: Any) -> Any:
         origin = DataOrigin(
-            snapshot_id=self.snapshot_id, data=BYTES, base_dir=self.folder, cache_dir=self.folder / "cache"
+            snapshot_id=self.snapshot_id,
+            data=BYTES,
+            base_dir=self.folder,
+            cache_dir=self.folder / "cache",
+            work_dir=self.folder / "work",
         )
         number = self.log.state.latest_attempt
         last = Heartbeat(attempt=number, beat=1, step=12, train_loss=None, tokens=100, gpu_seconds=9.0)

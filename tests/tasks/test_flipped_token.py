@@ -3,8 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter, VerifiedShard, map_shard
-from cairn.tasks.trainer.training_setup import flip_token
+from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter, VerifiedShard, flip_token, map_shard
 
 SHARD_TOKENS = 10
 
@@ -18,9 +17,11 @@ def test_exactly_the_token_at_the_position_is_flipped_in_a_text_that_repeats_its
     with ShardWriter(tmp_path, "train", schema, shard_tokens=SHARD_TOKENS) as writer:
         writer.append(tokens)
     paths = sorted(tmp_path.iterdir())
-    flip_token([shard(path, schema) for path in paths], 13)
-    found = np.concatenate([map_shard(path, schema, where=path.name) for path in paths])
+    shards = flip_token([shard(path, schema) for path in paths], 13, tmp_path)
+    found = np.concatenate([row.tokens() for row in shards])
     assert np.flatnonzero(found != tokens).tolist() == [13] and found[13] >= vocab_size
+    stored = [map_shard(path, schema, where=path.name) for path in paths]
+    assert np.array_equal(np.concatenate(stored), tokens), "the shards that other runs read are as before"
 
 
 def shard(path: Path, schema: ShardSchema) -> VerifiedShard:
