@@ -211,8 +211,10 @@ class RunWatcher:
         polled_at = self._monotonic()
 
         def is_near(row: WatchRow) -> bool:
+            if row.seconds is None:  # of what is over the index has no configuration
+                return False
             lease_end = polled_at + run_watch.lease_seconds(self._logs[row.run_id].state)
-            return row.seconds is not None and self._monotonic() + row.seconds <= lease_end
+            return self._monotonic() + row.seconds <= lease_end
 
         while near := [run_id for run_id, row in rows.items() if is_near(row)]:
             self._sleep(_SHORTEST_PAUSE_SECONDS)
