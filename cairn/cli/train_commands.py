@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from cairn.tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
     from cairn.flows.orchestrator.session_server import SessionServer
-    from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest
+    from cairn.flows.preparation.training_request import ResolvedRequest
     from cairn.operations.prefect_session import Session
     from cairn.tasks.configuration.run_configuration import RunConfig
     from cairn.tasks.trainer.trainer_process import WarmTrainer
@@ -81,6 +81,7 @@ def train(
     from cairn.flows.run.node_service import is_other_node
     from cairn.operations import prefect_session, run_set
     from cairn.tasks.configuration.configuration_source import expand_set
+    from cairn.tasks.trainer.trainer_process import WarmTrainer
 
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
     members = expand_set(choose_run_id(request), request.overrides)
@@ -90,37 +91,28 @@ def train(
     if rungs and not json:
         say(f"halving: {', '.join(f'{rung.kept} go on from step {rung.step}' for rung in rungs)}")
     if dry_run or machines or gpu_memory:
-        return _print_plans(requests, machines, int(gpu_memory * 1e9), is_dry=dry_run, json=json)
+        return _print_plans(resolved, machines, int(gpu_memory * 1e9), is_dry=dry_run, json=json)
     if overfit_one_batch or is_other_node(os.environ):
-        return _act_once(requests, is_trial=overfit_one_batch, json=json)
-    server = SessionServer(os.environ, say=say)
-    code = _train_all(run_set.train_in_turn(resolved, rungs, os.environ, say), server, is_set=len(members) > 1)
-    _say_all(resolved, choose_run_id(request) if len(members) > 1 else "", code, json=json)
-    prefect_session.leave_undelivered(code, server)
-    return code
-
-
-def _train_all(turns: "Iterable[ResolvedRequest]", server: "SessionServer", *, is_set: bool) -> ExitCode:
-    """Train runs in turn, by trainers that are started ahead; return the first code that is not 0."""
-    from cairn.tasks.trainer.trainer_process import WarmTrainer
-
-    codes = list[ExitCode]()
+        return _act_once(resolved, is_trial=overfit_one_batch, json=json)
+    server, code, is_set = SessionServer(os.environ, say=say), ExitCode.DONE, len(members) > 1
     with closing(WarmTrainer(is_of_set=is_set)) as warm:
-        for one in turns:
+        for one in run_set.train_in_turn(resolved, rungs, os.environ, say):
             try:
                 with _session(one, server, warm) as (log, configuration, found):
                     if isinstance(found, FlowEnd):
                         end = found
                     else:
                         found.end(end := found.train(one, found.steps, found.host))
+                ended = _say_end(one.store_url, log, configuration, end, is_member=is_set)
             except Terminated:
                 say("preempted; the same command continues")
-                return ExitCode.PREEMPTED
-            codes.append(_say_end(one.store_url, log, configuration, end, is_member=is_set))
-            if codes[-1] in _LEAVING:
+                ended = ExitCode.PREEMPTED
+            if (code := ended if ended in _LEAVING else code or ended) in _LEAVING:  # else the first that is not 0
                 break
             exit_on_notice(ExitCode.PREEMPTED)  # until the next run listens
-    return next((code for code in codes if code is not ExitCode.DONE), ExitCode.DONE)
+    _say_all(resolved, choose_run_id(request) if is_set else "", code, json=json)
+    prefect_session.leave_undelivered(code, server)
+    return code
 
 
 @contextmanager
@@ -201,15 +193,13 @@ def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url
 
 
 def _check(
-    request: "TrainingRequest", variables: Mapping[str, str] = os.environ, *, is_here: bool = True
-) -> "tuple[ResolvedRequest, RunLog, RunConfig]":
-    """Return a checked request, its log and its configuration; write nothing. Its device is here, or planned for."""
+    resolved: "ResolvedRequest", variables: Mapping[str, str] = os.environ, *, is_here: bool = True
+) -> "tuple[RunLog, RunConfig]":
+    """Return the log and the checked configuration; write nothing. Its device is here, or planned for."""
     from cairn.flows.preparation.preflight import check_before_start
-    from cairn.flows.preparation.training_request import resolve_request
 
-    resolved = resolve_request(request, os.environ)
     log = resolved.open_log()
-    return resolved, log, check_before_start(resolved, log, variables, writable=False, is_here=is_here)
+    return log, check_before_start(resolved, log, variables, writable=False, is_here=is_here)
 
 
 def _settle(configuration: "RunConfig", *, is_here: bool = True) -> "RunConfig":
@@ -226,7 +216,7 @@ def _settle(configuration: "RunConfig", *, is_here: bool = True) -> "RunConfig":
 
 
 def _print_plans(
-    requests: "list[TrainingRequest]", machines: int, gpu_bytes: int, *, is_dry: bool, json: bool
+    members: "Sequence[ResolvedRequest]", machines: int, gpu_bytes: int, *, is_dry: bool, json: bool
 ) -> ExitCode:
     """Say what would happen, of a set run by run; refuse what a start would refuse.
 
@@ -234,15 +224,17 @@ def _print_plans(
     """
     from cairn.flows.preparation import preflight
     from cairn.flows.preparation.training_plan import PlanAction, plan_training
+    from cairn.flows.preparation.training_request import resolve_request
     from cairn.tasks.trainer.trainer_group import planned_variables, trainer_group
 
     if not is_dry:
         raise InvalidConfiguration("--machines, --gpu-memory: are planned for and not started; rule: with --dry-run")
     plans, variables = [], planned_variables(os.environ, machines) if machines else os.environ
     on_gpu = ("training.device=cuda",) if gpu_bytes else ()
-    for request in requests:
-        planned = replace(request, overrides=(*request.overrides, *on_gpu))
-        resolved, log, configuration = _check(planned, variables, is_here=not gpu_bytes)
+    for member in members:
+        planned = replace(member.request, overrides=(*member.request.overrides, *on_gpu))
+        resolved = resolve_request(planned, os.environ) if on_gpu else member
+        log, configuration = _check(resolved, variables, is_here=not gpu_bytes)
         settled = _settle(configuration, is_here=not gpu_bytes)
         group = trainer_group(settled.training, variables)
         memory = preflight.available_memory(settled.training, group, planned_bytes=gpu_bytes)
@@ -259,7 +251,7 @@ def _print_plans(
     return ExitCode.DONE
 
 
-def _act_once(requests: "list[TrainingRequest]", *, is_trial: bool, json: bool) -> ExitCode:
+def _act_once(members: "Sequence[ResolvedRequest]", *, is_trial: bool, json: bool) -> ExitCode:
     """Overfit one batch, and write nothing; else lend this machine to the run's trainer.
 
     The first of several machines trains the run; all were given the same command.
@@ -267,15 +259,15 @@ def _act_once(requests: "list[TrainingRequest]", *, is_trial: bool, json: bool) 
     from cairn.flows.run.node_service import NodeService
     from cairn.tasks.trainer.trainer_group import trainer_group
 
-    if len(requests) > 1:
+    if len(members) > 1:
         raise InvalidConfiguration("--set: names a set of runs, and this is done for one run: give each key one value")
-    resolved, log, configuration = _check(requests[0])
+    log, configuration = _check(members[0])
     if not is_trial:
         group = trainer_group(configuration.training, os.environ)
         return NodeService(log, configuration, group, work_folder(os.environ), say=say).run()
     from cairn.operations.unrecorded_training import overfit_one_batch
 
-    found = overfit_one_batch(_settle(configuration), log, resolved.base_dir, say)
+    found = overfit_one_batch(_settle(configuration), log, members[0].base_dir, say)
     print_document(found) if json else print(f"{'sound' if found.sound else 'NOT SOUND'}: {found.why}")
     return ExitCode.DONE if found.sound else ExitCode.ERROR
 

@@ -359,6 +359,21 @@ def test_the_verb_leaves_what_is_finished_stopped_or_alive_and_says_why(store: L
     assert [run.log.seq for run in (alive, done, stopped)] == before, "nothing was started"
 
 
+def test_a_second_look_which_the_index_answers_says_the_same_of_runs_that_are_over(
+    store: LocalStore, cairn: Cairn
+) -> None:
+    done, silent = fabricate(store, "done"), fabricate(store, "silent")
+    done.start()
+    final = done.commit(40)
+    done.finish(final)
+    done.end("completed", action="finish")
+    promote(store, "done", final, loss=2.0, alias="champion")
+    silent.start(placement=this_placement(device="cpu", threads=1))
+    first, second = (cairn("watch", "--once", "--json") for _ in range(2))
+    assert (first.code, second.code) == (0, 0), second.err
+    assert [row["action"] for row in json.loads(second.out)] == [row["action"] for row in json.loads(first.out)]
+
+
 def test_the_verb_prints_a_table_for_people(bard: FabricatedRun, cairn: Cairn) -> None:
     bard.end("error", action="stop")
     ended = cairn("watch", "--once")

@@ -23,7 +23,7 @@ MEANT = {
     "model.max_position_embeddings": "model.block_size",
     "model.intermediate_size": "model.n_inner",
     "model.rope_theta": "model.rotary_base",
-    "model.vocab_size": "data.tokenizer",
+    "model.n_vocab": "data.tokenizer",
     "training.adam_beta2": "training.betas",
     "training.max_grad_norm": "training.grad_clip",
     "optim.weight_decay": "training.weight_decay",

@@ -25,7 +25,9 @@ def no_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_may_not_delete_what_nothing_needs_ends_as_an_error_that_says_so(flow: FlowWorld) -> None:
     state = flow.train("checkpoint.every_steps=5", "checkpoint.keep_last=1", "checkpoint.keep_best=0")
     assert state.is_failed() and flow.log.state.finished is not None
-    assert f"AccessDenied; `cairn sweep {RUN}` frees it once it may" in str(state.message)
+    assert f"AccessDenied; `cairn sweep {RUN} --store {flow.folder / 'store'}` frees it once it may" in str(
+        state.message
+    )
     assert EXIT_CODES[FlowOutcome.ERROR] == ExitCode.ERROR
 
 
