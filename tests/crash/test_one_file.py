@@ -52,6 +52,8 @@ every_commits = 3
 sample_tokens = 0
 """
 
+pytestmark = pytest.mark.xdist_group("one-file")  # its runs are made once for all its tests
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Witness:
