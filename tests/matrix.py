@@ -67,7 +67,8 @@ def all_surroundings(folder: Path) -> Iterator[Surroundings]:
         absent = "" if python.exists() else f"make VENV=.venv-{version} PYTHON=python{version} .venv"
         yield Surroundings(name=f"Python {version}", python=python, absent=absent)
     for name, prefect in prefect_range().items():
-        yield Surroundings(name=name, python=folder / name / "bin" / "python", prefect=prefect)
+        home = folder / name.replace(" ", "-")  # the first line of a program can name no path with a space
+        yield Surroundings(name=name, python=home / "bin" / "python", prefect=prefect)
     yield as_nobody(folder / "of-nobody")
     spaced = folder / "a path with spaces"
     yield Surroundings(name="a path with spaces", tree=spaced, python=spaced / ".venv" / "bin" / "python")

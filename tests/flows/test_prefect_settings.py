@@ -5,7 +5,7 @@ from pathlib import Path
 import prefect
 import pytest
 
-from cairn.flows.orchestrator.prefect_settings import connect_directly, prefect_home, settle_prefect
+from cairn.flows.orchestrator.prefect_settings import connect_directly, import_prefect, prefect_home, settle_prefect
 
 PROFILES = """
 active = "work"
@@ -72,6 +72,24 @@ def test_prefect_is_told_a_home_of_cairns_own_and_no_setting_of_a_server(tmp_pat
     assert environment["PREFECT_HOME"] == str(prefect_home({"CAIRN_CACHE": str(tmp_path)}))
     assert Path(environment["PREFECT_HOME"]).is_relative_to(tmp_path)
     assert (environment["PREFECT_CLIENT_MAX_RETRIES"], environment["PREFECT_LOGGING_LEVEL"]) == ("7", "INFO")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (".env", 'PREFECT_API_KEY="strangers"\n'),
+        ("prefect.toml", '[api]\nkey = "strangers"\n'),
+        ("pyproject.toml", '[tool.prefect.api]\nkey = "strangers"\n'),
+    ],
+)
+def test_no_file_of_the_working_folder_says_a_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    said = list[str]()
+    import_prefect(say=said.append, refresh=True)
+    assert (prefect.settings.get_current_settings().api.key, said) == (None, [])
 
 
 def test_the_home_is_named_by_the_newest_revision_of_the_installed_prefects_database() -> None:

@@ -3,7 +3,7 @@
 from tests.wiring.mutant import mutant
 
 SETTINGS = "flows/orchestrator/prefect_settings.py"
-FOREIGN = "tests/security/test_foreign_folder.py::test_training_and_a_verb_open_none"
+FOREIGN = "tests/flows/test_prefect_settings.py::test_no_file_of_the_working_folder_says_a_setting"
 
 PREFECT_MUTANTS = (
     mutant("environment-file-of-the-folder-is-read", SETTINGS, "Source._read_env_files =", "Source._gone =", FOREIGN),
