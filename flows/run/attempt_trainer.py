@@ -175,12 +175,15 @@ class AttemptTrainer:
     def _is_ending(self) -> bool:
         return self._run.is_shutting_down() or self._is_stopped
 
+    def _newest_step(self) -> trainer_protocol.StepDone | None:
+        return self._process.received.newest(trainer_protocol.StepDone) if self._process else None
+
     def _gpu_seconds(self) -> float:
-        last = self._process.received.newest(trainer_protocol.StepDone) if self._process else None
+        last = self._newest_step()
         return last.gpu_seconds if last else 0.0
 
     def _step_seconds(self) -> float | None:
-        last = self._process.received.newest(trainer_protocol.StepDone) if self._process else None
+        last = self._newest_step()
         tokens = self._run.config.training.global_batch * self._run.config.model.block_size
         return tokens / last.record.tokens_per_second if last else None
 
