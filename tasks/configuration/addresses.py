@@ -18,7 +18,7 @@ READABLE = "a path, or a URL that begins with s3://, http://, https:// or file:/
 _SCHEMES = frozenset({"s3", "s3a", "http", "https", "file", "memory"})  # the last one is of tests
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/{0,3})")
 DEFAULT_STORE = "./cairn-store"
-_COMMAND = re.compile(r"`cairn (?!config|init|completion)[a-z-]+(?![^`]*--(?:help|store))[^`]*(?=`)")
+_COMMAND = re.compile(r"`cairn (?!config|init|completion|-)[a-z-]+(?![^`]*--(?:help|store))[^`]*(?=`)")
 
 
 def choose_store(given: str, environment: Mapping[str, str], configured: str | None = None) -> str:

@@ -102,7 +102,15 @@ def test_what_is_shown_is_found_as_it_is_typed(run: FabricatedRun, cairn: Cairn)
 
 @pytest.mark.parametrize(
     "text",
-    ["`cairn config KEY`", "`cairn runs --help` shows", "`cairn promote x --store y`", "cairn train", "`make up`", ""],
+    [
+        "`cairn config KEY`",
+        "`cairn --help` lists",
+        "`cairn runs --help` shows",
+        "`cairn promote x --store y`",
+        "`make up`",
+        "cairn train",
+        "",
+    ],
 )
 def test_nothing_is_added_where_no_store_is_wanted_or_one_is_named(text: str) -> None:
     assert name_store(text, "s3://bucket/cairn", {}) == text
