@@ -1,10 +1,6 @@
 """What `transformers` itself makes of a directory written here: the same logits, the same ids, the same text."""
 
-import importlib
 import json
-import os
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -50,15 +46,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "llama without gains": {**QWEN3, "qk_norm": False, "norm_gain": False, "rotary_base": 500.0},
 }
 pytestmark = pytest.mark.xdist_group("transformers")  # importing it takes seconds
-
-
-@pytest.fixture(scope="module")
-def transformers() -> Iterator[ModuleType]:
-    """The real library, told to stay offline."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
-        warnings.simplefilter("ignore")
-        yield importlib.import_module("transformers")
 
 
 def opened(

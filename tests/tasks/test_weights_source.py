@@ -1,10 +1,7 @@
 """What comes with somebody's weights and goes on with them: unused rows, special tokens, ends, a chat template."""
 
-import importlib
 import json
-import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -52,15 +49,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3ForCausalLM": ("Qwen3Config", LLAMA | {"head_dim": 6}),
     "LlamaForCausalLM": ("LlamaConfig", LLAMA | {"rope_parameters": LLAMA3, "tie_word_embeddings": False}),
 }
-
-
-@pytest.fixture(scope="module")
-def transformers() -> Iterator[ModuleType]:
-    """The real library, told to stay offline."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
-        warnings.simplefilter("ignore")
-        yield importlib.import_module("transformers")
 
 
 def save_tokenizer(folder: Path) -> None:

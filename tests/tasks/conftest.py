@@ -1,0 +1,18 @@
+"""The library whose networks ours are compared with."""
+
+import importlib
+import os
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Iterator[ModuleType]:
+    """The real library, told to stay offline."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+        warnings.simplefilter("ignore")
+        yield importlib.import_module("transformers")
