@@ -217,7 +217,7 @@ def run(request: ForkRequest) -> None:
 
 def _ignore_signals() -> None:
     """Survive what a terminal or a test sends to a whole process group."""
-    for number in _IGNORED:
+    for number in (*_IGNORED, stacks.SIGNAL):  # a forked process may be asked for its stacks before it listens
         signal.signal(number, signal.SIG_IGN)
 
 

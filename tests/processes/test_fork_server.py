@@ -12,7 +12,7 @@ import psutil
 from tests.processes.fork_server import fork_server
 from tests.processes.forking import changed_place
 from tests.processes.stacks import stacks_of
-from tests.processes.waiting import wait_until
+from tests.processes.waiting import wait_for
 
 CAIRN = (sys.executable, "-m", "cairn.cli.command")
 
@@ -77,7 +77,7 @@ def test_what_is_not_a_program_of_the_fork_server_is_started_as_always() -> None
 def test_a_process_that_waits_says_in_which_line_it_stands() -> None:
     words = (sys.executable, "-m", "cairn.tasks.trainer.trainer")
     child = fork_server().popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_until(lambda: "trainer.py" in stacks_of(child.pid), "its stacks")
+    wait_for(lambda: "trainer.py" in stacks_of(child.pid), child, "its stacks")
     child.kill()
     child.communicate()
 
