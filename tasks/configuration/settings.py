@@ -295,7 +295,7 @@ class PreemptionConfig(Section, use_attribute_docstrings=True):
 
     notice_file: str = ""
     """a file whose existence is the notice"""
-    metadata: Literal["", "aws", "gcp"] = ""
+    metadata: Literal["", "aws", "azure", "gcp"] = ""
     """cloud whose metadata service is asked"""
     signal: Literal["", "SIGUSR1", "SIGUSR2"] = ""
     """signal that the scheduler sends ahead, such as Slurm's --signal=USR1@60"""
