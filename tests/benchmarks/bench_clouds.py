@@ -1,4 +1,4 @@
-"""A commit's requests through obstore and through adlfs, each in a process of its own, against one server of Azure's API.
+"""A commit's requests through obstore and through adlfs, each in its own process, against one server of Azure's API.
 
 `python -m tests.benchmarks.bench_clouds [--rounds 5]`; adlfs has to be installed for its column.
 """
