@@ -9,6 +9,7 @@ from cairn.tasks.text.format import (
     describe_mixture,
     format_count,
     format_duration,
+    format_money,
     format_time,
     format_value,
     replace_unprintable,
@@ -207,6 +208,17 @@ def _window_blocks(window: "data_summary.WindowSummary", block_size: int) -> Ite
     yield Verbatim(replace_unprintable(window.text))
 
 
+_OFFERS: "Columns[tuple[str, run_simulation.OfferOutcome]]" = {
+    "machines": lambda item: item[0] or "the trace's",
+    "an hour": lambda item: format_money(item[1].price_per_device_hour, item[1].currency),
+    "time": lambda item: format_duration(item[1].days.value * 86400),
+    "goodput": lambda item: f"{item[1].goodput.value:.1%}",
+    "cost": lambda item: format_money(item[1].money.value, item[1].currency),
+    "middle 80 %": lambda item: f"{item[1].money.low:,.2f} to {item[1].money.high:,.2f}",
+    "finished": lambda item: f"{item[1].finished_seeds} of {item[1].seeds}",
+}
+
+
 def simulation_blocks(summary: "run_simulation.SimulationSummary") -> Iterator[Block]:
     """Yield how the run ends under each policy, the assumptions, and the loss at other checkpoint intervals."""
     plan, trace, seeds = summary.plan, summary.trace, summary.outcomes[0].seeds
@@ -241,6 +253,8 @@ def simulation_blocks(summary: "run_simulation.SimulationSummary") -> Iterator[B
         "not useful": lambda item: f"{item[1].lost_share:.2%} ({item[1].lost_least:.2%} to {item[1].lost_most:.2%})",
     }
     yield make_table(summary.intervals.items(), losses)
+    if summary.offers:
+        yield from ("", make_table(summary.offers.items(), _OFFERS), "")
     if "simulated" not in summary.intervals:
         yield "nothing that loses work ever happens: any interval is short enough"
         return
