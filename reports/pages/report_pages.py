@@ -178,7 +178,7 @@ PAGE_RUNS = 100
 OverviewRow = namedtuple(
     "OverviewRow",
     "run_id state model_family step total_steps attempts train_loss val_loss gpu_seconds wasted_gpu_seconds "
-    "last_seen_at opened_at forked_from_run detail tags",
+    "last_seen_at opened_at forked_from_run detail tags tokens_per_second seconds_left",
 )
 """One run: losses in nats per token, `train_loss` of its last step and `val_loss` of its newest evaluation."""
 
