@@ -180,7 +180,7 @@ class LivePages:
     def run(self, request: Request, run_id: str) -> Response:
         """One run."""
         (view,) = self._read_runs([run_id])
-        draws = self._persons.draws_texts
+        draws = self._persons.draws_texts()
         return self._page(request, view, lambda frame: report_pages.run_page(frame, view.value, draws_texts=draws))
 
     def attempt(self, request: Request, run_id: str, number: int) -> Response:

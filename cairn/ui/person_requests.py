@@ -36,10 +36,9 @@ MOST_SECONDS, MOST_TOKENS, MOST_CHARACTERS = 60.0, 1_000, 4_000
 """Of one text: time to draw it, tokens, and characters of its prompt."""
 MOST_BODY_BYTES = 32 * 1024
 _LEAST_MEMORY_BYTES, _MEMORY_SHARE, _CORE_SECONDS = 2 << 30, 4, 600
-_VARIABLES, _BUCKET_VARIABLES = (
-    ("CAIRN_CACHE", "XDG_CACHE_HOME"),
-    ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "HTTPS_PROXY"),
-)
+_VARIABLES = ("CAIRN_CACHE", "XDG_CACHE_HOME")
+_BUCKET_VARIABLES = (*_VARIABLES, "AWS_", "HTTPS_PROXY", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+"""How the variables begin that the child of a folder gets, and that of a bucket."""
 _OFF = (
     "no text is drawn from this store, because others can write to it and their checkpoints decide what is computed "
     "here; rule: a folder of yours that nobody else may write to, or `cairn ui --prompts`"
@@ -86,9 +85,12 @@ class PersonRequests:
         self, store: ObjectStore, environment: Mapping[str, str], *, prompts: bool, on_note: Callable[[str], None]
     ) -> None:
         """Draw texts from a store of this user's own, from others where `prompts` allows it."""
-        self._store, self._environment, self._on_note = store, environment, on_note
-        self.draws_texts = prompts or is_own_folder(store)
+        self._store, self._environment, self._prompts, self._on_note = store, environment, prompts, on_note
         self._drawn: PromptOrder | None = None
+
+    def draws_texts(self) -> bool:
+        """Whether prompts are answered from this store."""
+        return self._prompts or is_own_folder(self._store)
 
     async def note(self, request: Request, run_id: str) -> Response:
         """Record a note on a run as `cairn note` does."""
@@ -103,7 +105,7 @@ class PersonRequests:
 
     async def prompt(self, request: Request, run_id: str) -> Response:
         """Draw a text and send each piece as it is drawn, a line of JSON each."""
-        if not self.draws_texts:
+        if not self.draws_texts():
             return PlainTextResponse(_OFF, status_code=403)
         child = None
         try:
@@ -130,12 +132,8 @@ class PersonRequests:
         if (room := available_memory_bytes(os.getpid())) is not None:
             memory_bytes = min(memory_bytes, room // 2)  # training on this machine comes first
         command = child_process.bounded_command(memory_bytes, _CORE_SECONDS, __name__, self._store.url, run_id)
-        names = (*_VARIABLES, *(_BUCKET_VARIABLES if self._store.local_path("runs") is None else ()))
-        given = {
-            name: value
-            for name, value in self._environment.items()
-            if name in names or (name.startswith("AWS_") and len(names) > len(_VARIABLES))
-        }
+        names = _BUCKET_VARIABLES if self._store.local_path("runs") is None else _VARIABLES
+        given = {name: value for name, value in self._environment.items() if name.startswith(names)}
         environment = child_process.without_credentials() | given
         child = child_process.start_child(command, stderr=DEVNULL, environment=environment)
         assert child.stdin is not None
@@ -172,6 +170,7 @@ def run(url: str, run_id: str) -> None:
         _print(Piece(ended=written.ended))
     except _EXPECTED as error:
         _print(Piece(ended=one_line(str(error))))
+    os._exit(0)  # libraries take a while to be taken down, and the page waits
 
 
 def _print(piece: Piece) -> None:

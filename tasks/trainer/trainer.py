@@ -60,14 +60,9 @@ class StepReporter:
         self._tokens += self._step_tokens
         if self._ranks.is_first:
             fields = asdict(result) | {"grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None}
-            memory, free = self._measure_machine()
+            fields |= self._measure_machine()
             record = step_log.StepRecord(
-                **fields,
-                attempt=self._attempt,
-                at=log_entry.utc_now(),
-                world_size=self._ranks.size,
-                rss_bytes=memory,
-                disk_free_bytes=free,
+                **fields, attempt=self._attempt, at=log_entry.utc_now(), world_size=self._ranks.size
             )
             self._log.write(record)
             self._channel.send(StepDone(record=record, tokens=self._tokens, gpu_seconds=self._gpu_seconds()))
@@ -83,13 +78,13 @@ class StepReporter:
         if self._ranks.is_first:
             self._log.publish()
 
-    def _measure_machine(self) -> tuple[int | None, int | None]:
-        if time.monotonic() < self._measure_at:  # a disk may be far away
-            return None, None
-        self._measure_at, free = time.monotonic() + _MEASURE_SECONDS, None
+    def _measure_machine(self) -> dict[str, int]:
         with suppress(OSError):
-            free = disk_usage(self._log.path.parent).free
-        return psutil.Process().memory_info().rss, free
+            if time.monotonic() >= self._measure_at:  # a disk may be far away
+                self._measure_at = time.monotonic() + _MEASURE_SECONDS
+                free = disk_usage(self._log.path.parent).free
+                return {"rss_bytes": psutil.Process().memory_info().rss, "disk_free_bytes": free}
+        return {}
 
     def _gpu_seconds(self) -> float:
         return (time.monotonic() - self._started) * self._devices

@@ -304,6 +304,8 @@ def test_from_a_store_of_others_nothing_is_drawn_unless_its_user_said_so(
         answer, page = post(live, PROMPT), live.ask("/runs/bard").text
         assert (answer.status, "cairn ui --prompts" in answer.text, started) == (403, True, [])
         assert 'data-task="prompt"' not in page and "<code>cairn ui --prompts</code>" in page
+        (tmp_path / "store").chmod(0o755)
+        assert is_answered(live), "a store that becomes its user's while the page is served"
     with served(bard.log.store, tmp_path / "work", prompts=True) as live:
         assert is_answered(live) and 'data-task="prompt"' in live.ask("/runs/bard").text
 
