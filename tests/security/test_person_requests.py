@@ -55,7 +55,7 @@ def live(bard: FabricatedRun, tmp_path: Path) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The children that were started to draw, and the memory of each."""
+    """The children that were started to draw."""
     children, start = list[Any](), child_process.start_child
     monkeypatch.setattr(child_process, "start_child", lambda *a, **k: children.append(start(*a, **k)) or children[-1])
     return children
@@ -347,13 +347,13 @@ def test_a_text_is_streamed_that_the_command_would_draw_and_the_store_stays_as_i
     with (
         served(run.log.store, tmp_path / "cache") as live,
         live.asking(
-            PROMPT, body=b'{"prompt": "To be", "step": 10, "tokens": 60, "seed": 3, "temperature": 0.9}'
+            PROMPT, body=b'{"prompt": "To be", "step": 10, "tokens": 60, "seed": 3, "temperature": 5}'
         ) as answer,
     ):
         lines = answer.read().splitlines()
     *drawn, last = [json.loads(line) for line in lines]
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
-    sampler = RunSampler(run.log, SampleRequest(tokens=60, temperature=0.9, prompt="To be"))
+    sampler = RunSampler(run.log, SampleRequest(tokens=60, temperature=5.0, prompt="To be"))
     sampler.load(run.log.state.checkpoints[0].committed.reference)
     expected = sampler.write(3, lambda piece: None)
     assert "".join(piece["text"] for piece in drawn) == f"To be{expected.text}"
