@@ -161,6 +161,7 @@ class AttemptTrainer:
             beat=beat,
             step=last.record.step if last else self._started.first_step,
             train_loss=last.record.train_loss if last else None,
+            tokens_per_second=last.record.tokens_per_second if last else None,
             tokens=last.tokens if last else 0,
             gpu_seconds=last.gpu_seconds if last else 0.0,
             at=log_entry.utc_now(),
