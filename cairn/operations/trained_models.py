@@ -95,15 +95,12 @@ class RunSampler:
 
     def load(self, reference: log_entry.CheckpointReference) -> None:
         """Load the verified weights of a checkpoint; keeps the present ones if it raises `IntegrityError`."""
-        from cairn.model.training.train_state import load_weights
-        from cairn.storage.checkpoints.checkpoint import load_checkpoint
-        from cairn.tasks.trainer.tensor_exchange import to_tensors
+        from cairn.tasks.evaluator.checkpoint_model import load_network
 
         if self._opened is None:
             self._opened = open_run_model(self._log, reference, self._request.device)
         else:
-            weights = load_checkpoint(self._log.store, reference, group="weights").tensors
-            load_weights(self._opened.network, to_tensors(weights))
+            load_network(self._opened.network, self._log.store, reference)
         self._reference = reference
 
     def write(self, seed: int, show: Callable[[str], None]) -> Sample:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from safetensors.numpy import save_file
 
-from cairn.model.architectures import gpt, hugging_face, published_config
+from cairn.model.architectures import adapters, gpt, hugging_face, published_config
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.tokenizer import Tokenizer
-from cairn.model.training.train_state import load_weights
+from cairn.model.training.train_state import WEIGHT_PREFIX, load_weights
 from cairn.storage.checkpoints.checkpoint import load_checkpoint
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
@@ -25,6 +25,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
 from cairn.tasks.errors import TaskError
 from cairn.tasks.trainer import initial_weights, tensor_exchange, weights_source
+from cairn.tasks.trainer.training_setup import load_initial_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +53,21 @@ def open_model(
         network = gpt.GPT(model, snapshot.manifest.vocab_size)
     network.to_empty(device=device)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
-    load_weights(network, tensor_exchange.to_tensors(load_checkpoint(store, reference, group="weights").tensors))
+    load_network(network, store, reference)
     tokenizer = parse_tokenizer(snapshot.tokenizer_json, snapshot.manifest.end_of_text_id)
     return CheckpointModel(network=network.eval(), tokenizer=tokenizer, snapshot=snapshot)
+
+
+def load_network(network: gpt.GPT, store: ObjectStore, reference: CheckpointReference) -> None:
+    """Load the verified weights of a checkpoint, adapters added to those they were trained beside; IntegrityError."""
+    loaded = load_checkpoint(store, reference, group="weights")
+    trained, trainer = map(tensor_exchange.to_tensors, (loaded.tensors, loaded.trainer.tensors))
+    if (base := trainer.get(adapters.BASE)) is None:
+        load_weights(network, trained)
+        return
+    load_initial_weights(store, bytes(base.tolist()).hex(), network)
+    names = {name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in trained.items()}
+    adapters.merge(network, names, float(trainer[adapters.ALPHA]))
 
 
 def write_model_directory(
