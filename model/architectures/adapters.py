@@ -93,7 +93,7 @@ def merge(model: GPT, trained: Mapping[str, Tensor], alpha: float) -> None:
         down, up = left.pop(f"{row.name}.A", None), left.pop(f"{row.name}.B", None)
         if down is None and up is None:
             continue
-        if down is None or up is None or (down.shape, up.shape) != row.shapes(rank := max(1, len(down))):
+        if down is None or up is None or (down.shape, up.shape) != row.shapes(rank := max((1, *down.shape[:1]))):
             raise StateMismatch(f"adapter {row.name} does not fit the network; use the config it was made with")
         weights[f"{row.layer}.weight"][row.rows] += (alpha / rank) * (up @ down)  # (R, r) x (r, C) -> (R, C)
     if left:

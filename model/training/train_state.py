@@ -129,7 +129,8 @@ class TrainState:
         if filled:
             with determinism.keeping_generators(device):
                 determinism.seed_generators(training_config.seed, device)
-                adapters.fill(model, parallel.copy_into) if lora else model.fill(parallel.copy_into)
+                model.fill(parallel.copy_into)
+                adapters.fill(model, parallel.copy_into)
         compiles_whole = training_config.compile and training_config.kernels == "stock"
         return cls(
             model=model,
