@@ -85,6 +85,14 @@ def name_base(sha256: str, lora: LoraConfig) -> dict[str, Tensor]:
     return {BASE: base, ALPHA: torch.tensor(lora.alpha, dtype=torch.float64)}
 
 
+def named_base(tensors: Mapping[str, Tensor]) -> tuple[str, float]:
+    """Return the SHA-256 and alpha that such tensors name; raises StateMismatch."""
+    base, alpha = tensors[BASE], tensors.get(ALPHA)
+    if alpha is None or (base.dtype, base.shape, alpha.dtype, alpha.shape) != (torch.uint8, (32,), torch.float64, ()):
+        raise StateMismatch("the checkpoint names no weights beside its adapters; it was not made by cairn")
+    return bytes(base.tolist()).hex(), float(alpha)
+
+
 @torch.no_grad()
 def merge(model: GPT, trained: Mapping[str, Tensor], alpha: float) -> None:
     """Add adapters, by their names in a network, to the weights beside them; StateMismatch for another network's."""

@@ -22,6 +22,7 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import StateMismatch
 from cairn.model.training.train_state import WEIGHT_PREFIX, load_weights
 from cairn.storage.checkpoints.checkpoint import load_checkpoint
+from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from cairn.storage.stores.codec import encode
@@ -65,11 +66,15 @@ def open_model(
 def load_network(network: gpt.GPT, store: ObjectStore, reference: CheckpointReference) -> None:
     """Load the verified weights of a checkpoint, adapters added to those they were trained beside; IntegrityError."""
     trained, trainer = read_trained(store, reference)
-    if (base := trainer.get(adapters.BASE)) is None:
+    if adapters.BASE not in trainer:
         load_weights(network, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in trained.items()})
         return
-    load_initial_weights(store, bytes(base.tolist()).hex(), network)
-    adapters.merge(network, trained, float(trainer[adapters.ALPHA]))
+    try:
+        sha256, alpha = adapters.named_base(trainer)
+        load_initial_weights(store, sha256, network)
+        adapters.merge(network, trained, alpha)
+    except StateMismatch as error:
+        raise IntegrityError(f"{reference.prefix}: {error}") from error
 
 
 def read_trained(store: ObjectStore, reference: CheckpointReference) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -102,7 +107,7 @@ def write_adapter_directory(
     rows = adapter_table(model, lora.targets)
     names = {f"{row.name}.{part}": f"{row.theirs}.lora_{part}" for row in rows for part in "AB"}
     if names.keys() != trained.keys():
-        raise StateMismatch("the checkpoint has other adapters than the run's configuration; its log was changed")
+        raise IntegrityError("the checkpoint has other adapters than the run's configuration; its log was changed")
     arrays = {f"base_model.model.{theirs}.weight": trained[name].numpy() for name, theirs in names.items()}
     leaves = tuple(dict.fromkeys(row.leaf for row in rows))
     is_whole = len(adapter_table(model, leaves)) == len(rows)  # else the leaf's name would mean more than these
