@@ -116,9 +116,9 @@ def test_the_first_values_are_those_of_peft_and_follow_the_seed() -> None:
         assert not first[name.removesuffix("A") + "B"].any()
 
 
-@pytest.mark.parametrize("kernels", ["stock", "fused"])
-def test_only_adapters_move_and_only_they_have_gradients_and_moments(kernels: str) -> None:
-    run = adapted(kernels=kernels, weight_decay=0.5, lr=0.1)
+@pytest.mark.parametrize(("kernels", "precision"), [("stock", "fp32"), ("fused", "fp32"), ("fused", "bf16")])
+def test_only_adapters_move_and_only_they_have_gradients_and_moments(kernels: str, precision: str) -> None:
+    run = adapted(kernels=kernels, precision=precision, weight_decay=0.5, lr=0.1)
     base, before = base_of(run), run.tensors()
     run.train(2)
     after = run.tensors()
