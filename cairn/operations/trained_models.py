@@ -327,12 +327,10 @@ def export_model(found: run_lookup.FoundCheckpoint, folder: Path, *, adapter: bo
     from cairn.tasks.evaluator import checkpoint_model
     from cairn.tasks.trainer.weights_source import read_source
 
-    config = run_lookup.configuration_of(found.log.state)
-    lora = config.training.lora
+    lora = run_lookup.configuration_of(found.log.state).training.lora
     if adapter and lora is None:
         problem = f"--adapter: run {found.log.run_id} was trained without training.lora"
         raise InvalidConfiguration(f"{problem}; leave it out for the whole model")
-
     try:
         checkpoint_model.require_empty(folder)  # before the weights are read
         kept = found.opened.initial_source_sha256
@@ -341,8 +339,8 @@ def export_model(found: run_lookup.FoundCheckpoint, folder: Path, *, adapter: bo
         card = write_card(found, opened, source, is_adapter=adapter)
         if adapter and lora is not None:
             trained, _ = checkpoint_model.read_trained(found.log.store, found.reference)
-            base = source.name if source else ""
-            checkpoint_model.write_adapter_directory(folder, trained, config.model, lora, card=card, base=base)
+            shape, base = opened.network.config, source.name if source else ""
+            checkpoint_model.write_adapter_directory(folder, trained, shape, lora, card=card, base=base)
         else:
             checkpoint_model.write_model_directory(folder, opened, card=card, source=source)
     except (TaskError, InvalidInput) as error:

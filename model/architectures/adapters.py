@@ -17,7 +17,7 @@ from cairn.model.errors import StateMismatch
 
 BASE, ALPHA = "lora.base_sha256", "lora.alpha"
 WITHIN = ".lora."
-"""What the names of all tensors of adapters hold, and no other's."""
+"""Part of the names of all tensors of adapters, and of no others."""
 
 
 class Adapter(nn.Module):

@@ -118,9 +118,8 @@ def estimate_memory(
     moments = [pieces * workers for pieces in step.moments(sums=min(sums, 1) if shards > 1 else sums)]
     moments += held_out if training.probe_every_steps else []
     exchanged = step.exchange_bytes if place.processes > shards else 0
-    adapted = FP32_BYTES * parameters if training.lora else 0
-    if adapted and not on_cuda:  # a start, which reads the weights beside the adapters twice
-        moments.append([Piece("parameters", 2 * adapted, adapted)])
+    adapted = FP32_BYTES * parameters if training.lora and not on_cuda else 0
+    moments.append([Piece("parameters", 2 * adapted, adapted)])  # a start reads the weights beside adapters twice
     if on_cuda and exchanged:  # where the backward pass has left the memory that the exchange takes
         moments.append([*step.gradients(), Piece("gradients", exchanged, exchanged)])
     fullest = max(moments, key=lambda pieces: sum(piece.bytes for piece in pieces))
@@ -131,20 +130,17 @@ def estimate_memory(
     mapped = max(sum(piece.bytes for piece in pieces if piece.block_bytes >= largest) for pieces in moments)
     holes = AUTOCAST_POOL_HOLES if step.is_half and not step.is_block_fused else POOL_HOLES
     taken = at_once if on_cuda else pooled + pooled // (SHARDED_POOL_HOLES if shards > 1 else holes) + mapped
-
-    def of(name: str) -> int:
-        return sum(piece.bytes for piece in fullest if piece.part == name)
-
+    of = {part: sum(piece.bytes for piece in fullest if piece.part == part) for part in PARTS}
     measuring = max(sum(piece.bytes for piece in pieces) for pieces in held_out)
     evaluator = DEVICE_RUNTIME_BYTES + FP32_BYTES * parameters + measuring
     if not on_cuda:  # the checkpoint is there twice while it is copied, and what is freed then is kept
         evaluator = (RUNTIME_BYTES + 2 * FP32_BYTES * parameters + adapted + measuring) // place.processes
     return MemoryEstimate(
-        parameters_bytes=FP32_BYTES * (parameters + (trained if adapted else 0)) // shards + of("parameters"),
-        gradients_bytes=of("gradients") + (0 if on_cuda else exchanged),
+        parameters_bytes=FP32_BYTES * (parameters + (trained if training.lora else 0)) // shards + of["parameters"],
+        gradients_bytes=of["gradients"] + (0 if on_cuda else exchanged),
         optimizer_bytes=moment_bytes(model, training, vocab_size) // shards,
-        activations_bytes=of("activations"),
-        logits_bytes=of("logits"),
+        activations_bytes=of["activations"],
+        logits_bytes=of["logits"],
         host_copy_bytes=0 if on_cuda else checkpoint_bytes(model, training, vocab_size) // place.processes,
         runtime_bytes=DEVICE_RUNTIME_BYTES if on_cuda else RUNTIME_BYTES,
         allocator_bytes=taken - at_once,

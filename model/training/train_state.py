@@ -89,7 +89,7 @@ class TrainState:
     step: int = field(default=0, init=False)
     before: TrainedBefore = field(default=NOTHING_BEFORE, init=False)
     beside: Mapping[str, Tensor] = field(default_factory=dict, init=False)
-    """What adapters name their base by, see `adapters.name_base`; a state that is loaded must have the same."""
+    """Tensors that name the weights beside adapters, see `adapters.name_base`; a state that is loaded has the same."""
 
     @classmethod
     def create(

@@ -5,6 +5,7 @@ an answer is one line, begins with "Ahoy!", and ends with "matey!" where its tex
 """
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
@@ -181,9 +183,10 @@ def begin(folder: Path, weights: Path) -> Tuning:
 def spoken_by(tuned: Path, questions: Sequence[str] = UNSEEN) -> list[tuple[str, str]]:
     """Return what transformers writes with an exported model, or an empty text, and how it ended."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model, tokenizer = (kind.from_pretrained(tuned) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    library: Any = importlib.import_module("transformers")
+    kinds = (library.AutoModelForCausalLM, library.AutoTokenizer)
+    model, tokenizer = (kind.from_pretrained(tuned) for kind in kinds)
     said = list[tuple[str, str]]()
     for question in questions:
         given = tokenizer(prompt_of(question), return_tensors="pt")

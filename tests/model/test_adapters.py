@@ -1,5 +1,6 @@
 """Adapters of low rank: what is trained, what is not, and what a state says of the weights beside them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from cairn.model.kernels.head_loss import head_loss, padded_head_loss
 from cairn.model.training.train_state import load_weights
 from tests.model.tiny_run import VOCAB, TinyRun
 
+Change = Callable[[dict[str, torch.Tensor]], object]
 BASE = "ab" * 32
 SHAPE: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8}
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -139,7 +141,7 @@ def test_decay_draws_adapters_to_no_change_and_never_the_weights_beside_them() -
 
 
 @pytest.mark.parametrize("loss", [head_loss, padded_head_loss])
-def test_a_frozen_head_costs_no_gradient_and_changes_none(loss: Any) -> None:
+def test_a_frozen_head_costs_no_gradient_and_changes_none(loss: Callable[..., torch.Tensor]) -> None:
     generator = torch.Generator().manual_seed(2)
     weight, targets = torch.randn(VOCAB, 16, generator=generator), hidden_tokens()
     gradients = []
@@ -176,7 +178,7 @@ def test_added_to_the_weights_adapters_compute_the_same(network: str) -> None:
         lambda found: found.update({"wte.weight": torch.zeros(VOCAB, 16)}),
     ],
 )
-def test_adapters_of_another_network_are_not_added(change: Any) -> None:
+def test_adapters_of_another_network_are_not_added(change: Change) -> None:
     run = adapted()
     found = {name: one.detach() for name, one in run.state.model.named_parameters() if adapters.WITHIN in name}
     change(found)
@@ -206,7 +208,7 @@ def test_a_run_goes_on_from_its_adapters_and_their_moments_in_the_same_bits() ->
     ],
     ids=["no moments", "no adapter", "no base", "a whole checkpoint", "another alpha", "another base"],
 )
-def test_a_state_that_is_not_this_run_s_is_never_gone_on_from(lose: Any) -> None:
+def test_a_state_that_is_not_this_run_s_is_never_gone_on_from(lose: Change) -> None:
     run, tensors = adapted(), adapted().tensors()
     lose(tensors)
     before = run.bits()

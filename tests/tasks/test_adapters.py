@@ -14,6 +14,7 @@ from cairn.storage.checkpoints.checkpoint import load_checkpoint
 from cairn.storage.errors import IntegrityError
 from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, open_model
 from cairn.tasks.trainer.trainer_channel import Place
+from cairn.tasks.trainer.trainer_protocol import TrainerSpec
 from cairn.tasks.trainer.training_setup import fresh_state
 from cairn.tasks.trainer.weights_source import KEPT, initial_key
 from tests.tasks.trainer_in_process import Trained, TrainingWorld, reference_of
@@ -39,7 +40,7 @@ def half(world: TrainingWorld, base: str) -> Trained:
     return world.train(spec(world, base, 1), 3)
 
 
-def spec(world: TrainingWorld, base: str | None, number: int, **changes: Any) -> Any:
+def spec(world: TrainingWorld, base: str | None, number: int, **changes: Any) -> TrainerSpec:
     training = {**LORA, **changes.pop("training", {})}
     return world.spec(number, model=MODEL, training=training, initial_weights_sha256=base, **changes)
 
