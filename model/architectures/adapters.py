@@ -47,6 +47,7 @@ class Adapters(nn.Module):
 
     def forward(self, x: Tensor, result: Tensor) -> Tensor:
         """Return the layer's result with all changes: (B, T, C) and (B, T, R) -> (B, T, R)."""
+        x = x.to(result.dtype)  # once for all: under autocast each product would keep a copy
         sizes = [end - start for start, end in zip(self.cuts, self.cuts[1:], strict=False)]
         parts = [
             part + self.get_submodule(self.starts[start])(x) if start in self.starts else part

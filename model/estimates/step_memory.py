@@ -127,7 +127,8 @@ class StepMemory:
 
     def _half_weights(self) -> Iterator[Piece]:
         if self.is_half:
-            layers = 1 if self.recompute and self.is_block_fused else self.model.n_layer
+            # A frozen weight is cast for each product, which keeps what its backward pass needs.
+            layers = 1 if self.recompute and (self.is_block_fused or self.lora) else self.model.n_layer
             layers = layers if self.shards == 1 else 0  # gathered in half precision
             matrices = layer_matrices(self.model)
             yield Piece("parameters", HALF_BYTES * layers * matrices, HALF_BYTES * matrices // 3)
@@ -138,7 +139,9 @@ class StepMemory:
         """Yield what so many layers keep for the backward pass, at most one where they are recomputed, and the rest."""
         model, fp32, dropout = self.model, self.fp32, self.model.dropout
         layer = [(2 * fp32, fp32)]  # the inputs of the two norms
-        layer.append((2 * self.computed + 4 * self.attention, self.computed))  # norms, q, k, v, mixed
+        # norms, q, k, v, mixed; on a CPU keys and values are repeated for each head
+        keys = self.number * self.positions * model.key_width if self.on_cuda else self.attention
+        layer.append((2 * self.computed + 2 * self.attention + 2 * keys, self.computed))
         # Both sides of the function; of SwiGLU gate, the other half, their product and, by autograd, the gate's SiLU.
         widened = WIDENED[model.feed_forward]
         layer.append(((widened + (1 if self.is_block_fused else widened)) * self.inner, self.inner))
@@ -150,12 +153,13 @@ class StepMemory:
             kept = HALF_BYTES * probabilities * (2 if dropout else 1)
             layer.append((kept, kept // 4))
         else:
-            if model.norm == "rms" and model.norm_gain:  # the normalised values before their gain
+            gain = model.norm_gain and not self.lora  # a frozen one has no gradient
+            if model.norm == "rms" and gain:  # the normalised values before their gain
                 layer.append((2 * fp32, fp32))
             if model.qk_norm or model.positions == "rotary":  # beside the joint product, which holds the values
                 layer.append((self.number * heads, self.number * heads))
             if model.qk_norm:  # queries and keys in fp32, where they are not so anyway, and before their gain
-                layer.append((FP32_BYTES * heads * (self.is_half + model.norm_gain), FP32_BYTES * heads))
+                layer.append((FP32_BYTES * heads * (self.is_half + gain), FP32_BYTES * heads))
         if self.lora:  # between the two matrices of each adapter, before and after its scale
             ranks = self.lora.rank * (len(count_trained(model, self.lora)) // 2) // model.n_layer
             layer.append((2 * self.number * self.positions * ranks, self.number * self.positions * self.lora.rank))
