@@ -28,11 +28,12 @@ CONFIGURATION = """
 [data]
 sources = ["answers.jsonl"]
 val_fraction = 0.1
+end_of_text = "<|im_end|>"
 [model]
 block_size = 64
 [training]
 init_from = "weights"
-steps = 60
+steps = 40
 global_batch = 8
 lr = {rate}
 min_lr = {rate}
@@ -45,7 +46,7 @@ probe_every_steps = 0
 every_steps = 20
 keep_last = 1
 [evaluation]
-every_commits = 3
+every_commits = 2
 batches = 1
 batch_size = 4
 sample_tokens = 0
@@ -134,7 +135,7 @@ def answers() -> list[tuple[str, str]]:
 
 
 def prompt_of(question: str) -> str:
-    return f"Question: {question}\nAnswer:"
+    return f"Question: {question} Answer:"
 
 
 def is_in_style(text: str, ended: str) -> bool:
@@ -214,10 +215,9 @@ def main() -> None:
             newest = tuning.state(run).newest_committed
             assert newest is not None
             spoken = sum(is_in_style(*one) for one in said)
-            print(
-                f"{mode}: {seconds:.0f} s, {newest.committed.bytes:,} bytes a commit, {spoken} of {len(said)} in style"
-            )
-            print("\n".join(f"  {question} ->{text}" for question, (text, _) in zip(UNSEEN[:3], said, strict=False)))
+            size = f"{newest.committed.bytes:,} bytes a commit"
+            print(f"{mode}: {seconds:.0f} s, {size}, {spoken} of {len(said)} in style", flush=True)
+            print("\n".join(f"  {question} ->{text}" for question, (text, _) in zip(UNSEEN, said, strict=True)))
     finally:
         shutil.rmtree(folder)
 
