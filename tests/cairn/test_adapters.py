@@ -159,7 +159,7 @@ def test_verify_reads_the_weights_beside_the_adapters(cairn: Cairn, store: Local
             ('training.lora.targets=["q"]', "training.init_from=out"),
             "'q' is no linear layer of the network; it has c_attn",
         ),
-        (("training.lora={}", "training.optimizer=muon"), "lora cannot be combined with optimizer='muon'"),
+        (("training.lora.rank=1", "training.optimizer=muon"), "lora cannot be combined with optimizer='muon'"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_words(
@@ -170,3 +170,12 @@ def test_what_cannot_be_trained_is_refused_in_words(
     (tmp_path / "run.toml").write_text('[data]\nsources = ["text.jsonl"]\n[training]\nsteps = 2\ndevice = "cpu"\n')
     ended = cairn("train", "run.toml", *(word for each in settings for word in ("--set", each)), "--dry-run")
     assert ended.code == 2 and words in ended.err
+
+
+def test_a_batch_is_not_learned_by_heart_beside_random_weights(cairn: Cairn, store: LocalStore, tmp_path: Path) -> None:
+    commit_model(store, tmp_path, small_configuration())
+    assert cairn("export", "bard", "out").code == 0
+    text = '[data]\nsources = ["text.jsonl"]\nval_fraction = 0.3\n[training]\nsteps = 2\ndevice = "cpu"\n'
+    (tmp_path / "run.toml").write_text(f'{text}init_from = "out"\nlora = {{}}\n')
+    ended = cairn("train", "run.toml", "--overfit-one-batch")
+    assert ended.code == 2 and "beside which adapters learn nothing; leave training.lora out" in ended.err
