@@ -95,15 +95,12 @@ class RunSampler:
 
     def load(self, reference: log_entry.CheckpointReference) -> None:
         """Load the verified weights of a checkpoint; keeps the present ones if it raises `IntegrityError`."""
-        from cairn.model.training.train_state import load_weights
-        from cairn.storage.checkpoints.checkpoint import load_checkpoint
-        from cairn.tasks.trainer.tensor_exchange import to_tensors
+        from cairn.tasks.evaluator.checkpoint_model import load_network
 
         if self._opened is None:
             self._opened = open_run_model(self._log, reference, self._request.device)
         else:
-            weights = load_checkpoint(self._log.store, reference, group="weights").tensors
-            load_weights(self._opened.network, to_tensors(weights))
+            load_network(self._opened.network, self._log.store, reference)
         self._reference = reference
 
     def write(self, seed: int, show: Callable[[str], None]) -> Sample:
@@ -275,7 +272,11 @@ def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_se
 
 
 def write_card(
-    found: run_lookup.FoundCheckpoint, opened: "CheckpointModel", source: "WeightsSource | None" = None
+    found: run_lookup.FoundCheckpoint,
+    opened: "CheckpointModel",
+    source: "WeightsSource | None" = None,
+    *,
+    is_adapter: bool = False,
 ) -> str:
     """Return the card, from the records alone: use, provenance, measurements, promotions, limits, configuration."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -307,6 +308,7 @@ def write_card(
         model=config.model,
         family=family_of(config.model),
         source=source,
+        is_adapter=is_adapter,
     )
 
 
@@ -320,17 +322,27 @@ class ExportedModel:
     checkpoint: log_entry.CheckpointReference
 
 
-def export_model(found: run_lookup.FoundCheckpoint, folder: Path) -> ExportedModel:
-    """Verify and write the checkpoint; raises `InvalidConfiguration` for a folder with files, and `IntegrityError`."""
-    from cairn.tasks.evaluator.checkpoint_model import require_empty, write_model_directory
+def export_model(found: run_lookup.FoundCheckpoint, folder: Path, *, adapter: bool = False) -> ExportedModel:
+    """Verify and write the checkpoint, or its `adapter` alone; raises `InvalidConfiguration`, and `IntegrityError`."""
+    from cairn.tasks.evaluator import checkpoint_model
     from cairn.tasks.trainer.weights_source import read_source
 
+    lora = run_lookup.configuration_of(found.log.state).training.lora
+    if adapter and lora is None:
+        problem = f"--adapter: run {found.log.run_id} was trained without training.lora"
+        raise InvalidConfiguration(f"{problem}; leave it out for the whole model")
     try:
-        require_empty(folder)  # before the weights are read
+        checkpoint_model.require_empty(folder)  # before the weights are read
         kept = found.opened.initial_source_sha256
         source = read_source(found.log.store, kept) if kept else None
         opened = open_run_model(found.log, found.reference)
-        write_model_directory(folder, opened, card=write_card(found, opened, source), source=source)
+        card = write_card(found, opened, source, is_adapter=adapter)
+        if adapter and lora is not None:
+            trained, _ = checkpoint_model.read_trained(found.log.store, found.reference)
+            shape, base = opened.network.config, source.name if source else ""
+            checkpoint_model.write_adapter_directory(folder, trained, shape, lora, card=card, base=base)
+        else:
+            checkpoint_model.write_model_directory(folder, opened, card=card, source=source)
     except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
     files = {path.name: describe_file(path) for path in sorted(folder.iterdir())}

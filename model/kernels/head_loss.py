@@ -70,25 +70,30 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         context: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, rows: int, z_loss: float
     ) -> Tensor:
-        table, grad_weight = weight.to(dtype), torch.zeros_like(weight, dtype=torch.float32)
+        table, grad_weight = weight.to(dtype), None
+        if context.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         # The kernel hands out blocks this large page by page, so every chunk reuses the same two.
-        logits, product = table.new_empty(min(rows, len(hidden)), len(table)), torch.empty_like(table)
+        logits = table.new_empty(min(rows, len(hidden)), len(table))
+        product = None if grad_weight is None else torch.empty_like(table)
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, len(hidden), rows):
                 chunk, ids = hidden[begin : begin + rows].to(dtype), targets[begin : begin + rows, None]  # (r, C)
                 part = torch.mm(chunk, table.mT, out=logits[: len(chunk)])  # (r, C) x (C, V) -> (r, V)
                 loss -= _differentiate(part, ids, z_loss, samples=len(hidden))
                 grad_hidden[begin : begin + rows] = part @ table  # (r, V) x (V, C) -> (r, C)
-                grad_weight += torch.mm(part.mT, chunk, out=product)  # (V, r) x (r, C) -> (V, C)
+                if grad_weight is not None:
+                    grad_weight += torch.mm(part.mT, chunk, out=product)  # (V, r) x (r, C) -> (V, C)
         context.save_for_backward(grad_hidden, grad_weight)
         return loss / len(hidden)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = context.saved_tensors
-        return grad_hidden * gradient, grad_weight * gradient, None, None, None, None
+        of_weight = None if grad_weight is None else grad_weight * gradient
+        return grad_hidden * gradient, of_weight, None, None, None, None
 
 
 def _differentiate(logits: Tensor, targets: Tensor, z_loss: float, *, samples: int) -> Tensor:
@@ -172,7 +177,9 @@ class _PaddedHeadLoss(torch.autograd.Function):
         vocab_size, compute = len(weight), _loss_and_gradient_on(hidden.device)
         table = weight.new_zeros((padded_vocabulary(vocab_size), weight.shape[1]), dtype=dtype)  # (V', C)
         table[:vocab_size] = weight
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(table, dtype=torch.float32)
+        grad_hidden, grad_weight = torch.empty_like(hidden), None
+        if context.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(table, dtype=torch.float32)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, len(hidden), rows):
@@ -180,12 +187,14 @@ class _PaddedHeadLoss(torch.autograd.Function):
                 losses, grad_logits = compute(chunk @ table.mT, targets[begin : begin + rows], vocab_size, z_loss)
                 loss += losses.sum()
                 grad_hidden[begin : begin + rows] = grad_logits @ table  # (r, V') x (V', C) -> (r, C)
-                grad_weight += grad_logits.mT @ chunk  # (V', r) x (r, C) -> (V', C)
-        context.save_for_backward(grad_hidden, grad_weight[:vocab_size])
+                if grad_weight is not None:
+                    grad_weight += grad_logits.mT @ chunk  # (V', r) x (r, C) -> (V', C)
+        context.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight[:vocab_size])
         return loss / len(hidden)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = context.saved_tensors
         factor = gradient / len(grad_hidden)
-        return grad_hidden * factor, grad_weight * factor, None, None, None, None
+        of_weight = None if grad_weight is None else grad_weight * factor
+        return grad_hidden * factor, of_weight, None, None, None, None

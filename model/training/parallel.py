@@ -71,6 +71,7 @@ def accumulate(parameters: Sequence[nn.Parameter], backwards: Iterable[Callable[
     Autograd itself adds pairs: two passes need no more memory than one, n need log2(n) - 1 further gradients.
     """
     tree, passes = TreeSum(), list(backwards)
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
     for number, backward in enumerate(passes):
         backward()
         is_odd = number % 2 == 1
@@ -121,14 +122,17 @@ class Workers:
         tree = TreeSum()
         for number, block in enumerate(blocks):
             tree.push(sums.pop(number), level=len(block).bit_length() - 1)
-        for parameter, gradient in zip(model.parameters(), tree.total(), strict=True):
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+        for parameter, gradient in zip(trained, tree.total(), strict=True):
             parameter.grad = gradient
 
     def _prepare(self, model: GPT) -> None:
         if not self._networks:
             sys.setswitchinterval(_SWITCH_SECONDS)
             for _ in range(self.count - 1):
-                shared: dict[int, Any] = {id(one): nn.Parameter(one.detach()) for one in model.parameters()}
+                shared: dict[int, Any] = {
+                    id(one): nn.Parameter(one.detach(), one.requires_grad) for one in model.parameters()
+                }
                 self._networks.append(deepcopy(model, shared))
 
 

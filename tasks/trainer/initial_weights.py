@@ -120,7 +120,7 @@ def read_initial_weights(store: ObjectStore, sha256: str) -> dict[str, NDArray[n
     promised = promised_object(store, sha256, KEPT)
     try:
         return load(bytes(read_verified(store, promised)))
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:  # the latter for a number format that NumPy has not
         raise IntegrityError(f"{promised.key}: {error}") from error
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import torch
 
+from cairn.model.architectures import adapters
+from cairn.model.architectures.gpt import GPT
 from cairn.model.data import batch_loader, token_windows
+from cairn.model.errors import InvalidInput
 from cairn.model.training.parallel import Workers
 from cairn.model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
 from cairn.model.training.training_loop import Probe
@@ -90,11 +93,9 @@ class CheckpointLoad:
         A collective call of replicated ranks, which each read some tensors and get the others from their readers.
         Raises what reading raises; then the state is of no use any more.
         """
+        if initial_weights_sha256 is not None and (self._opened is None or state.beside):
+            load_initial_weights(self._store, initial_weights_sha256, state.model)
         if self._opened is None:
-            if initial_weights_sha256 is not None:
-                weights = initial_weights.read_initial_weights(self._store, initial_weights_sha256).items()
-                tensors = {f"{WEIGHT_PREFIX}{name}": torch.from_numpy(array) for name, array in weights}
-                load_weights(state.model, tensors)
             return None
         opened = self._opened.result()
         manifest, trainer = opened.manifest, tensor_exchange.to_tensors(opened.trainer.tensors)
@@ -111,6 +112,12 @@ class CheckpointLoad:
         return manifest.state_sha256
 
 
+def load_initial_weights(store: ObjectStore, sha256: str, network: GPT) -> None:
+    """Read stored weights that runs begin with into a network; raises IntegrityError if a byte has changed."""
+    weights = initial_weights.read_initial_weights(store, sha256).items()
+    load_weights(network, {f"{WEIGHT_PREFIX}{name}": torch.from_numpy(array) for name, array in weights})
+
+
 def fresh_state(spec: trainer_protocol.TrainerSpec, data: TrainingData, place: Place) -> TrainState:
     """Return the state of step 0, without values where a checkpoint gives them."""
     training = spec.training.model_copy(update={"activation_checkpointing": spec.activation_checkpointing})
@@ -118,5 +125,9 @@ def fresh_state(spec: trainer_protocol.TrainerSpec, data: TrainingData, place: P
     state = TrainState.create(spec.model, training, manifest.vocab_size, place.device, place.ranks, filled=new)
     if training.mask_documents:
         state.model.boundary_id = manifest.end_of_text_id
+    if training.lora is not None:
+        if spec.initial_weights_sha256 is None:
+            raise InvalidInput("training.lora: the run's log names no weights to train beside; restore it")
+        state.beside = adapters.name_base(spec.initial_weights_sha256, training.lora)
     state.before, state.workers = spec.before, Workers(spec.workers)
     return state

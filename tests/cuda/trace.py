@@ -130,6 +130,8 @@ def trace(case: Mapping[str, Any]) -> dict[str, Any]:
         state.model.boundary_id = BOUNDARY if training.mask_documents else None
         gradients = dict[str, Any]()
         for name, parameter in state.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             parameter.register_post_accumulate_grad_hook(partial(look, gradients, name))
         seen.operations.clear()
         exchanges.operations.clear()
