@@ -49,6 +49,9 @@ class DataConfig(Section, use_attribute_docstrings=True):
         "text", json_schema_extra={"rule": "a name without quotes, backslashes and control characters"}
     )
     """field of a JSON line or column of a Parquet file that holds the text"""
+    loss_on: Literal["answers"] | None = None
+    """answers: the text is rows with messages, or with prompt and completion, and the loss counts the tokens of answers
+    alone; not set: it is text, of which every token counts"""
     val_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """share of the text that is held out for evaluation"""
     split: Literal["auto", "documents", "end"] = "auto"
@@ -136,6 +139,10 @@ class DataConfig(Section, use_attribute_docstrings=True):
             raise ValueError(f"end_of_text: {self.tokenizer} has its own end of text; leave it out")
         if self.val_sources and self.split != "auto":
             raise ValueError(f"val_sources: decide what is held out; leave out split = {self.split!r}")
+        if self.loss_on and (
+            built_in := [name for name in (*self.sources, *self.val_sources) if name[:7] == "python:"]
+        ):
+            raise ValueError(f"loss_on: {built_in[0]!r} holds no conversations; name files of JSON or Parquet")
         if twice := sorted({*self.sources} & {*self.val_sources}):
             raise ValueError(f"val_sources: {twice[0]!r} is named by sources too; held-out text is not trained on")
         return self

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Encoding, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
@@ -179,6 +179,14 @@ class Tokenizer:
         self._require_no_end(ids)
         return ids, lengths
 
+    @functools.cached_property
+    def _spelling(self) -> _Tokenizer:
+        return load_again(self.json)
+
+    def encode_spelled(self, texts: Sequence[str]) -> list[Encoding]:
+        """Encode texts in which special tokens stand for themselves, with the characters that each token is of."""
+        return _encodings(self._spelling.encode_batch, texts)
+
     def require_ends_kept(self) -> None:
         """Raise InvalidInput if text that spells the end of text, in one of five surroundings, ends a document."""
         for around in _SURROUNDINGS:
@@ -282,13 +290,17 @@ def _turn_off(inner: _Tokenizer) -> Iterator[str]:
         inner.no_padding()
 
 
-def _encode_flat(inner: _Tokenizer, texts: Sequence[str]) -> FlatIds:
+def _encodings(encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> list[Encoding]:
     try:
-        encodings = inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return encode(list(texts), add_special_tokens=False)
     except (KeyboardInterrupt, MemoryError, SystemExit):
         raise
     except BaseException as error:  # the library raises nothing narrower, and its panics are not even an Exception
         raise InvalidInput(f"the tokenizer cannot encode the text: {error}") from None
+
+
+def _encode_flat(inner: _Tokenizer, texts: Sequence[str]) -> FlatIds:
+    encodings = _encodings(inner.encode_batch_fast, texts)
     lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
     ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
     return np.fromiter(ids, dtype=np.uint32, count=int(lengths.sum())), lengths

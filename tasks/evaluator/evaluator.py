@@ -72,7 +72,8 @@ def measure_held_out(
 
     `note` gets the share of the windows that are measured.
     """
-    windows = TokenWindows(opened.snapshot.val, opened.network.config.block_size, opened.snapshot.manifest.vocab_size)
+    sizes = opened.network.config.block_size, opened.snapshot.manifest.vocab_size
+    windows = TokenWindows(opened.snapshot.val, *sizes, opened.snapshot.val_answers)
     asked = {METRIC: (range(windows.window_count), suite.batches * suite.batch_size)}
     groups, start = [group for group in opened.snapshot.manifest.known_groups if group.val_tokens], 0
     for group in groups:  # those with a whole window; together they cost what the suite costs
@@ -87,7 +88,9 @@ def measure_held_out(
     for name, (among, _) in asked.items():
         told = partial(_note_windows, note, sum(map(len, losses.values())), total)
         losses[name] = window_losses(opened.network, windows, count=counts[name], among=among, note=told)
-    metrics = describe_losses(losses[METRIC], bytes_per_token=opened.snapshot.manifest.bytes_per_token("val"))
+    # The bytes of answers alone are not known.
+    bytes_per_token = None if opened.snapshot.val_answers else opened.snapshot.manifest.bytes_per_token("val")
+    metrics = describe_losses(losses[METRIC], bytes_per_token=bytes_per_token)
     means = {name: math.fsum(of) / len(of) for name, of in losses.items()}
     return EvaluationResult(
         metrics=metrics | means,
