@@ -15,7 +15,8 @@ from cairn.tasks.data.rejection import RejectionKind
 from cairn.tasks.data.snapshot_build import build_snapshot
 
 ROW = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}).encode()
-ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(9999) %}{% endfor %}{% endfor %}{% endfor %}"
+LOOP = "{% for i in range(99999) %}"
+ENDLESS = f"{LOOP}{LOOP}{LOOP}{'{% endfor %}' * 3}"
 ESCAPES = {
     "the class of a text": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "by a name that is a text": "{{ ''['__class__'] }}",
@@ -86,7 +87,9 @@ def test_the_process_of_a_template_has_no_credentials(monkeypatch: pytest.Monkey
 
     start = child_process.start_child
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setattr(child_process, "start_child", lambda *a, **k: started.append(k["environment"]) or start(*a, **k))
+    monkeypatch.setattr(
+        child_process, "start_child", lambda *a, **k: started.append(k["environment"]) or start(*a, **k)
+    )
     assert [row.kind for row in render_rows([(0, ROW)], None)] == [RejectionKind.TEMPLATE]
     assert len(started) == 1 and "secret" not in started[0].values()
 

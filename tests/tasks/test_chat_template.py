@@ -1,4 +1,4 @@
-"""Chat templates of others: the same text, ids and answers as `transformers`, and nothing but text from hostile ones."""
+"""Chat templates of others: the same text, ids and answers as `transformers` finds."""
 
 import json
 import re
@@ -82,8 +82,8 @@ def answers_of(rendered: Rendered) -> list[str]:
 def library() -> LibraryTokenizer:
     """Bytes, and every special token that a template spells."""
     inner = LibraryTokenizer.from_str(Tokenizer.bytes().json)
-    texts = "".join(map(template_of, MARKED + [*UNMARKED]))
-    spelled = sorted({*TOKENS.values(), *re.findall(r"<[|｜][^<>]*[|｜]>|<(?:start|end)_of_\w+>", texts)})
+    texts = "".join(map(template_of, [*MARKED, *UNMARKED]))
+    spelled = sorted({*TOKENS.values(), *re.findall(r"<[|\uff5c][^<>]*[|\uff5c]>|<(?:start|end)_of_\w+>", texts)})
     inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in spelled])
     return inner
 
