@@ -164,10 +164,11 @@ class Tokenizer:
         ids, lengths = self._encode(texts)
         return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
 
-    def encode_prompt(self, prompt: str) -> list[int]:
-        """Encode a prompt; an empty or unknown one becomes the end-of-text id, which begins a new text."""
+    def encode_prompt(self, prompt: str, *, spelled: bool = False) -> list[int]:
+        """Encode a prompt, as `encode_spelled` if `spelled`; an empty or unknown one becomes the end-of-text id."""
         with contextlib.suppress(InvalidInput):
-            return self.encode_batch([prompt])[0] or [self.end_of_text_id]
+            ids = self.encode_spelled([prompt])[0].ids if spelled else self.encode_batch([prompt])[0]
+            return ids or [self.end_of_text_id]
         return [self.end_of_text_id]
 
     def encode_flat(self, texts: Sequence[str]) -> FlatIds:

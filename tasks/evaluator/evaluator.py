@@ -263,7 +263,7 @@ def _print_share(out: IO[bytes], share: float) -> None:
 
 
 def _sample(opened: checkpoint_model.CheckpointModel, suite: Suite, prompt: str) -> str:
-    ids, length, seed = opened.tokenizer.encode_prompt(prompt), suite.sample_tokens, suite.sample_seed
+    ids, length, seed = opened.prompt_ids(prompt), suite.sample_tokens, suite.sample_seed
     return prompt + sample_text(opened.network, ids, opened.tokenizer.decode, new_tokens=length, seed=seed)
 
 

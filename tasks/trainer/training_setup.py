@@ -67,7 +67,7 @@ def open_training_data(store: ObjectStore, spec: trainer_protocol.TrainerSpec, p
         probe = Probe(
             windows=token_windows.TokenWindows(snapshot.val, *sizes, snapshot.val_answers),
             training=training,
-            prompt_ids=tokenizer.encode_prompt(spec.prompt),
+            prompt_ids=tokenizer.encode_prompt(spec.prompt, spelled=bool(snapshot.val_answers)),
             decode=tokenizer.decode,
         )
     inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=spec.micro_batch, loader=loader)

@@ -45,6 +45,15 @@ class WeightsSource:
         """Whether the run's tokenizer is the folder's, so that its documents hold for it."""
         return TOKENIZER in self.files
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The ids with which its texts end, if the run has its tokenizer: that of a turn too."""
+        found = set[int]()
+        for name in (name for name in _OF_NETWORK if self.has_tokenizer and name in self.documents):
+            ends = parse_document(name, self.documents[name]).get("eos_token_id")
+            found.update(end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int))
+        return frozenset(found)
+
 
 def describe_source(folder: Path, weights: Mapping[str, str], *, has_tokenizer: bool) -> WeightsSource:
     """Read what is kept of a folder whose weight files have these hashes; raises InvalidInput naming the file."""
