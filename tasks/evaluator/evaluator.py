@@ -88,9 +88,12 @@ def measure_held_out(
     for name, (among, _) in asked.items():
         told = partial(_note_windows, note, sum(map(len, losses.values())), total)
         losses[name] = window_losses(opened.network, windows, count=counts[name], among=among, note=told)
-    # The bytes of answers alone are not known.
-    bytes_per_token = None if opened.snapshot.val_answers else opened.snapshot.manifest.bytes_per_token("val")
-    metrics = describe_losses(losses[METRIC], bytes_per_token=bytes_per_token)
+    manifest = opened.snapshot.manifest
+    if isinstance(manifest.answers, msgspec.UnsetType):
+        metrics = describe_losses(losses[METRIC], bytes_per_token=manifest.bytes_per_token("val"))
+    else:  # whose bytes alone are not known
+        counted = manifest.answers.val_tokens / manifest.split("val").tokens
+        metrics = describe_losses(losses[METRIC], bytes_per_token=None) | {"share_of_answers": counted}
     means = {name: math.fsum(of) / len(of) for name, of in losses.items()}
     return EvaluationResult(
         metrics=metrics | means,

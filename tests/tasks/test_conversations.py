@@ -13,7 +13,7 @@ import pytest
 from cairn.model.configuration.data import DataConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.errors import SnapshotDamaged
-from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot, read_manifest
+from cairn.storage.snapshots.data_snapshot import OpenSnapshot, SnapshotFiles, open_snapshot, read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SPLITS
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.conversation import find_template
@@ -21,6 +21,8 @@ from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
 from cairn.tasks.data.snapshot_build import build_snapshot, repair_snapshot
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, check_block_size
+from cairn.tasks.data.token_files import TokenFileFormat
+from cairn.tasks.data.token_import import export_tokens
 from cairn.tasks.tokenize_part import tokenize_part
 from tests.tasks.corpus_files import build_in_shards, packed
 
@@ -256,6 +258,13 @@ def test_the_template_is_the_file_s_then_the_configuration_s_and_of_several_the_
     (tmp_path / "tokenizer_config.json").write_text("[")
     with pytest.raises(InvalidCorpus, match="one JSON object"):
         find_template(world.data("a.jsonl"), tmp_path)
+
+
+def test_token_files_which_would_lose_the_mask_are_not_written(world: World) -> None:
+    files = SnapshotFiles(world.store, world.build(lines(messages())).snapshot_id, world.folder / "cache")
+    with pytest.raises(InvalidCorpus, match="holds conversations, of which answers count"):
+        export_tokens(files, world.folder / "out", TokenFileFormat("nanogpt"))
+    assert not (world.folder / "out").exists()
 
 
 def test_splits_have_masks_of_their_own(world: World) -> None:

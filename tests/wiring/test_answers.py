@@ -67,3 +67,5 @@ def test_an_evaluation_s_loss_is_over_the_answers_and_in_no_unit_of_bytes(talks:
         windows = np.arange(int(metrics["samples"]))
         expected = over_answers(network, snapshot.val, snapshot.val_answers, windows)
     assert metrics["val_loss"] == pytest.approx(expected, rel=1e-5) and "bits_per_byte" not in metrics
+    answers, size = snapshot.manifest.answers, snapshot.manifest.splits.val
+    assert metrics["share_of_answers"] == answers.val_tokens / size.tokens < 0.5
