@@ -56,11 +56,6 @@ class TokenWindows:
         return windows
 
     @property
-    def has_answers(self) -> bool:
-        """Whether the loss counts the tokens of answers alone."""
-        return self._answers is not None
-
-    @property
     def window_count(self) -> int:
         """Number of whole windows."""
         return max(0, self.token_count - 1) // self.block_size

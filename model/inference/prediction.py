@@ -54,7 +54,7 @@ def window_losses(
         at_once = max(1, block_sizes.HELD_OUT_TOKENS // windows.block_size)
         for start in range(0, len(chosen), at_once):
             tokens = torch.from_numpy(windows.gather(chosen[start : start + at_once])).to(model.device)  # (b, T+1)
-            hidden = model.hidden(torch.where(tokens < 0, ~tokens, tokens)[:, :-1])
+            hidden = model.hidden(head_loss.as_ids(tokens[:, :-1]))
             measured = head_loss.window_losses(hidden, model.head_weight, tokens[:, 1:])
             losses += (measured / (share or 1.0)).tolist()
             note(len(losses))

@@ -2,6 +2,7 @@
 
 A chunk's gradient is computed together with its loss: in place on a CPU; on accelerators in few large chunks, with the
 vocabulary padded to whole tiles, by one function that passes over the logits twice if compiled and ten times if not.
+A target below 0 does not count: it adds 0 to the mean, and nothing to a gradient.
 Sources: Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models"; padding as in Karpathy's nanoGPT.
 """
 
@@ -26,73 +27,56 @@ COMPILE_OPTIONS: dict[str, Any] = {"deterministic": True}
 """Options for torch.compile under which every process gets the same bits: no timing chooses a kernel."""
 
 
-def token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0, counted: Tensor | None = None) -> Tensor:
+def as_ids(tokens: Tensor) -> Tensor:
+    """Return the ids of tokens, of which those that do not count have their bits inverted."""
+    return tokens ^ (tokens >> 63)  # all bits of the shifted number are its sign
+
+
+def token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
     """Mean cross-entropy in nats, in fp32 for logits of any type: logits (B, T, V), targets (B, T) -> scalar.
 
-    `z_loss` times the mean square of the logits' log-sum-exp is in the gradient and not in the value. Targets that are
-    not `counted` (B, T) add 0 to the mean, and to the gradient.
+    `z_loss` times the mean square of the logits' log-sum-exp is in the gradient and not in the value.
     """
-    flat = logits.flatten(0, 1).float()  # (B, T, V) -> (B*T, V)
-    if counted is None:
-        loss = F.cross_entropy(flat, targets.flatten())  # (B, T) -> (B*T,)
-    else:
-        flat = flat.masked_fill(~counted.flatten()[:, None], 0.0)
-        each = F.cross_entropy(flat, targets.flatten(), reduction="none")
-        loss = each.masked_fill(~counted.flatten(), 0.0).mean()
+    flat, ids = logits.flatten(0, 1).float(), targets.flatten().clamp(min=-1)  # (B, T, V) -> (B*T, V), (B, T) -> (B*T,)
+    loss = F.cross_entropy(flat, ids, ignore_index=-1, reduction="sum") / len(ids)
     if z_loss:
-        squares = flat.logsumexp(dim=1).square()
-        penalty = z_loss * (squares if counted is None else squares.masked_fill(~counted.flatten(), 0.0)).mean()
+        penalty = z_loss * flat.logsumexp(dim=1).square().masked_fill(ids < 0, 0.0).mean()
         loss = loss + (penalty - penalty.detach())
     return loss
 
 
 def window_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of each row in nats, no gradient, few logits at a time: (B, T, C), (V, C), (B, T) -> (B,).
-
-    A target below 0, which does not count, adds 0 to its row's mean.
-    """
-    flat, ids = hidden.flatten(0, 1), targets.flatten().clamp(min=0)  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
+    """Mean cross-entropy of each row in nats, no gradient, few logits at a time: (B, T, C), (V, C), (B, T) -> (B,)."""
+    flat, ids = hidden.flatten(0, 1), targets.flatten().clamp(min=-1)  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
     rows = max(1, HELD_OUT_CHUNK_BYTES // (4 * len(weight)))
     losses = torch.empty(len(flat), dtype=torch.float32, device=hidden.device)
     for begin in range(0, len(flat), rows):
         logits = F.linear(flat[begin : begin + rows], weight).float()  # (r, C) x (C, V) -> (r, V)
-        losses[begin : begin + rows] = F.cross_entropy(logits, ids[begin : begin + rows], reduction="none")
-    return losses.view(targets.shape).masked_fill(targets < 0, 0.0).double().mean(dim=1)
+        losses[begin : begin + rows] = F.cross_entropy(
+            logits, ids[begin : begin + rows], ignore_index=-1, reduction="none"
+        )
+    return losses.view(targets.shape).double().mean(dim=1)
 
 
 def head_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    z_loss: float = 0.0,
-    counted: Tensor | None = None,
-    *,
-    chunk_bytes: int = HEAD_CHUNK_BYTES,
+    hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0, *, chunk_bytes: int = HEAD_CHUNK_BYTES
 ) -> Tensor:
     """Mean cross-entropy in nats of hidden x weight': (B, T, C), (V, C), (B, T) -> scalar; losses and sums are fp32.
 
-    `z_loss` and `counted` as in `token_loss`.
+    `z_loss` as in `token_loss`.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     flat, ids = hidden.flatten(0, 1), targets.flatten()  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
-    left_out = None if counted is None else ~counted.flatten()  # (B, T) -> (BT,)
-    loss: Tensor = _HeadLoss.apply(flat, weight, ids, dtype, rows, z_loss, left_out)  # type: ignore[no-untyped-call]
+    loss: Tensor = _HeadLoss.apply(flat, weight, ids, dtype, rows, z_loss)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        dtype: torch.dtype,
-        rows: int,
-        z_loss: float,
-        left_out: Tensor | None,
+        context: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, rows: int, z_loss: float
     ) -> Tensor:
         table, grad_weight = weight.to(dtype), torch.zeros_like(weight, dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden)
@@ -103,8 +87,9 @@ class _HeadLoss(torch.autograd.Function):
             for begin in range(0, len(hidden), rows):
                 chunk, ids = hidden[begin : begin + rows].to(dtype), targets[begin : begin + rows, None]  # (r, C)
                 part = torch.mm(chunk, table.mT, out=logits[: len(chunk)])  # (r, C) x (C, V) -> (r, V)
-                none = None if left_out is None else left_out[begin : begin + rows, None]  # (r, 1)
-                loss -= _differentiate(part, ids, z_loss, samples=len(hidden), left_out=none)
+                loss -= _differentiate(part, ids, z_loss, samples=len(hidden))
+                if (left_out := ids < 0).any():
+                    part.masked_fill_(left_out, 0.0)
                 grad_hidden[begin : begin + rows] = part @ table  # (r, V) x (V, C) -> (r, C)
                 grad_weight += torch.mm(part.mT, chunk, out=product)  # (V, r) x (r, C) -> (V, C)
         context.save_for_backward(grad_hidden, grad_weight)
@@ -113,48 +98,34 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = context.saved_tensors
-        return grad_hidden * gradient, grad_weight * gradient, None, None, None, None, None
+        return grad_hidden * gradient, grad_weight * gradient, None, None, None, None
 
 
-def _differentiate(logits: Tensor, targets: Tensor, z_loss: float, *, samples: int, left_out: Tensor | None) -> Tensor:
-    """Overwrite `logits` (r, V) with the gradient of the mean loss; return the targets' summed log-probabilities.
-
-    Rows that are `left_out` (r, 1) add nothing to either.
-    """
+def _differentiate(logits: Tensor, targets: Tensor, z_loss: float, *, samples: int) -> Tensor:
+    """Overwrite `logits` (r, V) with the gradient of the mean loss; return the targets' summed log-probabilities."""
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
     rows = max(1, _CACHED_NUMBERS // logits.shape[1])
-    for begin, part, ids in zip(range(0, len(logits), rows), logits.split(rows), targets.split(rows), strict=True):
-        log_probs = part.float().log_softmax(dim=1)  # (s, V)
-        chosen = log_probs.gather(1, ids)  # (s, V) -> (s, 1)
-        total += (chosen if left_out is None else chosen.masked_fill(left_out[begin : begin + rows], 0.0)).sum()
+    for part, ids in zip(logits.split(rows), targets.split(rows), strict=True):  # (s, V), (s, 1)
+        log_probs, chosen = part.float().log_softmax(dim=1), ids.clamp(min=0)
+        total += log_probs.gather(1, chosen).masked_fill_(ids < 0, 0.0).sum()
         sums = part[:, :1].float() - log_probs[:, :1] if z_loss else None  # (s, 1)
         grad_logits = log_probs.exp_()
         if sums is not None:
             grad_logits *= 1.0 + 2.0 * z_loss * sums
-        grad_logits.scatter_add_(1, ids, grad_logits.new_full(ids.shape, -1.0))
+        grad_logits.scatter_add_(1, chosen, grad_logits.new_full(ids.shape, -1.0))
         part.copy_(grad_logits.div_(samples))
-        if left_out is not None:
-            part.masked_fill_(left_out[begin : begin + rows], 0.0)
     return total
 
 
 def padded_head_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    z_loss: float = 0.0,
-    counted: Tensor | None = None,
-    *,
-    chunk_bytes: int = DEVICE_HEAD_CHUNK_BYTES,
+    hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0, *, chunk_bytes: int = DEVICE_HEAD_CHUNK_BYTES
 ) -> Tensor:
     """Equal `head_loss` up to rounding: (B, T, C), (V, C), (B, T) -> scalar in nats; losses and sums are fp32."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     flat, ids = hidden.flatten(0, 1), targets.flatten()  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
     rows = chunk_rows(len(flat), len(weight), chunk_bytes=chunk_bytes, number_bytes=dtype.itemsize)
-    left_out = None if counted is None else ~counted.flatten()  # (B, T) -> (BT,)
-    given = (flat, weight, ids, dtype, rows, z_loss, left_out)
-    loss: Tensor = _PaddedHeadLoss.apply(*given)  # type: ignore[no-untyped-call]
+    loss: Tensor = _PaddedHeadLoss.apply(flat, weight, ids, dtype, rows, z_loss)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -206,14 +177,7 @@ def _loss_and_gradient_on(device: torch.device) -> Callable[[Tensor, Tensor, int
 class _PaddedHeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        dtype: torch.dtype,
-        rows: int,
-        z_loss: float,
-        left_out: Tensor | None,
+        context: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, rows: int, z_loss: float
     ) -> Tensor:
         vocab_size, compute = len(weight), _loss_and_gradient_on(hidden.device)
         table = weight.new_zeros((padded_vocabulary(vocab_size), weight.shape[1]), dtype=dtype)  # (V', C)
@@ -222,14 +186,12 @@ class _PaddedHeadLoss(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, len(hidden), rows):
-                chunk = hidden[begin : begin + rows].to(dtype)  # (r, C)
-                losses, grad_logits = compute(chunk @ table.mT, targets[begin : begin + rows], vocab_size, z_loss)
-                if left_out is not None:
-                    none = left_out[begin : begin + rows]  # (r,)
-                    losses, grad_logits = losses.masked_fill(none, 0.0), grad_logits.masked_fill(none[:, None], 0.0)
-                loss += losses.sum()
-                grad_hidden[begin : begin + rows] = grad_logits @ table  # (r, V') x (V', C) -> (r, C)
-                grad_weight += grad_logits.mT @ chunk  # (V', r) x (r, C) -> (V', C)
+                chunk, ids = hidden[begin : begin + rows].to(dtype), targets[begin : begin + rows]  # (r, C), (r,)
+                losses, grad_logits = compute(chunk @ table.mT, ids.clamp(min=0), vocab_size, z_loss)
+                left_out = ids < 0  # without the host's knowledge, and so in the narrow factors of every chunk
+                loss += losses.masked_fill(left_out, 0.0).sum()
+                grad_hidden[begin : begin + rows] = (grad_logits @ table).masked_fill_(left_out[:, None], 0.0)  # (r, C)
+                grad_weight += grad_logits.mT @ chunk.masked_fill(left_out[:, None], 0.0)  # (V', r) x (r, C) -> (V', C)
         context.save_for_backward(grad_hidden, grad_weight[:vocab_size])
         return loss / len(hidden)
 
@@ -237,4 +199,4 @@ class _PaddedHeadLoss(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = context.saved_tensors
         factor = gradient / len(grad_hidden)
-        return grad_hidden * factor, grad_weight * factor, None, None, None, None, None
+        return grad_hidden * factor, grad_weight * factor, None, None, None, None

@@ -14,9 +14,9 @@ from tests.model.tiny_run import VOCAB, TinyRun
 
 WIDTH = 12
 HEADS = {
-    "whole logits": lambda h, w, t, z, c: token_loss(F.linear(h, w), t, z, c),
-    "chunked": lambda h, w, t, z, c: head_loss(h, w, t, z, c, chunk_bytes=7 * 4 * VOCAB),
-    "padded": lambda h, w, t, z, c: padded_head_loss(h, w, t, z, c, chunk_bytes=1),
+    "whole logits": lambda h, w, t, z: token_loss(F.linear(h, w), t, z),
+    "chunked": lambda h, w, t, z: head_loss(h, w, t, z, chunk_bytes=7 * 4 * VOCAB),
+    "padded": lambda h, w, t, z: padded_head_loss(h, w, t, z, chunk_bytes=1),
 }
 
 
@@ -32,7 +32,7 @@ def example() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("head", HEADS)
 def test_loss_and_gradient_are_those_of_the_counted_targets_alone(head: str, z_loss: float) -> None:
     hidden, weight, targets, counted = example()
-    loss = HEADS[head](hidden, weight, targets, z_loss, counted)
+    loss = HEADS[head](hidden, weight, torch.where(counted, targets, ~targets), z_loss)
     loss.backward()
     alone, table, _, _ = example()
     logits = F.linear(alone[counted], table)
@@ -46,8 +46,8 @@ def test_loss_and_gradient_are_those_of_the_counted_targets_alone(head: str, z_l
 
 @pytest.mark.parametrize("head", HEADS)
 def test_nothing_that_counts_is_a_loss_of_0_and_no_gradient(head: str) -> None:
-    hidden, weight, targets, counted = example()
-    loss = HEADS[head](hidden, weight, targets, 0.01, torch.zeros_like(counted))
+    hidden, weight, targets, _ = example()
+    loss = HEADS[head](hidden, weight, ~targets, 0.01)
     loss.backward()
     assert float(loss.detach()) == 0.0 and not hidden.grad.any() and not weight.grad.any()
 

@@ -63,11 +63,11 @@ def test_an_error_of_one_worker_ends_the_step_when_none_computes_any_more(
 ) -> None:
     run, mean_loss, inside = TinyRun(global_batch=8, micro_batch=1), training_step.mean_loss, set[int]()
 
-    def break_in_another(*given: Any, **named: Any) -> torch.Tensor:
+    def break_in_another(*given: Any) -> torch.Tensor:
         inside.add(threading.get_ident())
         if threading.current_thread() is not threading.main_thread():
             raise error("no room")
-        found = mean_loss(*given, **named)
+        found = mean_loss(*given)
         inside.discard(threading.get_ident())
         return found
 

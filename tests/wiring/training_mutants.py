@@ -256,8 +256,8 @@ TRAINING_MUTANTS = (
     mutant(
         "no-z-loss-of-whole-logits",
         STEP,
-        "token_loss(logits, targets, training.z_loss, counted)",
-        "token_loss(logits, targets, 0.0, counted)",
+        "token_loss(logits, targets, training.z_loss)",
+        "token_loss(logits, targets)",
         key("scores_kept_small"),
     ),
     mutant("no-warm-up", OPTIMIZER, "if step <= training.warmup_steps:", "if step <= 0:", SCHEDULE),
