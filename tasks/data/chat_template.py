@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO, Any, NoReturn
 
 import jinja2
@@ -149,92 +149,73 @@ def _messages(found: Any, role: str = "") -> list[dict[str, Any]]:
     return [{name: value for name, value in message.items() if value is not None} for message in found]
 
 
-@dataclass(slots=True)
-class _Rendering:
-    """The text so far and the places in it that the template marks as generated."""
-
-    most: int
-    blocks: list[str] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    length: int = 0
-
-    def add(self, block: str) -> None:
-        self.blocks.append(block)
-        self.length += len(block)
-        if self.length > self.most:
-            raise _Fault(RejectionKind.TOO_LONG, f"the template makes more than {self.most} characters of it")
-
-
 class Renderer:
-    """A template in its sandbox; a rendering takes messages, tools, the first that may be an answer, and a bound."""
+    """A template in its sandbox."""
 
     def __init__(self, template: ChatTemplate) -> None:
         """Compile it; raises jinja2.TemplateError."""
-        self._now: _Rendering | None = None
         options: Any = {"trim_blocks": True, "lstrip_blocks": True, "extensions": ["jinja2.ext.loopcontrols"]}
         sandbox = ImmutableSandboxedEnvironment(**options, optimized=False)  # nothing is computed before it is rendered
         sandbox.filters["tojson"] = _to_json
         del sandbox.globals["lipsum"], sandbox.filters["random"]  # chance; and the clock's strftime_now is not there
-        sandbox.globals |= {"raise_exception": _raise_exception, "dict": _dict, _MARK: self._mark}
+        functions: dict[str, Any] = {"raise_exception": _raise_exception, _MARK: self._mark}
+        sandbox.globals |= functions | {"dict": lambda *given, **named: dict(*given, **named)}  # no class of Python's
         marked = _CLOSING.sub(r"{%\1 endcall \2%}", _OPENING.sub(rf"{{%\1 call {_MARK}() \2%}}", template.text))
         calls = sandbox.parse(marked).find_all(jinja2.nodes.Call)
         self._is_marked = any(isinstance(call.node, jinja2.nodes.Name) and call.node.name == _MARK for call in calls)
-        self._template, self._tokens = sandbox.from_string(marked), dict(template.tokens)
+        self._template, self._tokens, self._most = sandbox.from_string(marked), dict(template.tokens), 0
+        self._length, self._spans = 0, list[Span]()
 
     def render(self, messages: Sequence[Any], tools: Any, first: int, most: int) -> tuple[str, list[Span]]:
-        """Return the text and its answers from message `first` on; raises _Fault, and whatever the template raises."""
-        whole = self._render(messages, tools, most)
-        text = "".join(whole.blocks)
-        answers = whole.spans
-        if first:
-            start = len(_require_prefix("the prompt alone", self._text(messages[:first], tools, most), text))
-            answers = [span for span in answers if span[0] >= start]
-        if not self._is_marked:
+        """Return the text, of at most so many characters, and its answers from message `first` on.
+
+        Raises _Fault, and whatever the template raises.
+        """
+        self._most = most
+        text, answers = self._render(messages, tools)
+
+        def stop_of(count: int, place: str, is_begun: bool = False) -> int:
+            part, _ = self._render(messages[:count], tools, is_begun)
+            if text.startswith(part):
+                return len(part)
+            rule = "{% generation %} marks answers, or what comes later changes nothing that stood before"
+            problem = f"the conversation {place} is rendered otherwise than in the whole; rule: {rule}"
+            raise _Fault(RejectionKind.TEMPLATE, problem)
+
+        if self._is_marked:
+            begin = stop_of(first, "of the prompt alone") if first else 0
+            answers = [span for span in answers if span[0] >= begin]
+        else:
             numbers = [number for number in range(first, len(messages)) if messages[number]["role"] == "assistant"]
-            answers = [self._find_answer(messages[: number + 1], tools, most, text) for number in numbers]
+            answers = [
+                (stop_of(one, f"before message {one + 1}", is_begun=True), stop_of(one + 1, f"up to message {one + 1}"))
+                for one in numbers
+            ]
         if not answers:
             raise _Fault(RejectionKind.NO_ANSWER, "the template marks no answer in it")
         return text, answers
 
-    def _find_answer(self, messages: Sequence[Any], tools: Any, most: int, text: str) -> Span:
-        until = self._text(messages, tools, most)
-        begun = self._text(messages[:-1], tools, most, is_begun=True)
-        where = f"message {len(messages)}"
-        _require_prefix(f"the conversation up to {where}", until, text)
-        return len(_require_prefix(f"the conversation before {where}", begun, until)), len(until)
-
-    def _text(self, messages: Sequence[Any], tools: Any, most: int, *, is_begun: bool = False) -> str:
-        return "".join(self._render(messages, tools, most, is_begun).blocks)
-
-    def _render(self, messages: Sequence[Any], tools: Any, most: int, is_begun: bool = False) -> _Rendering:
-        self._now = now = _Rendering(most)
-        given = {"messages": messages, "tools": tools, "documents": None}
-        for block in self._template.generate(**self._tokens, **given, add_generation_prompt=is_begun):
-            now.add(block)
-        return now
+    def _render(self, messages: Sequence[Any], tools: Any, is_begun: bool = False) -> tuple[str, list[Span]]:
+        """Return the text and the places in it that the template marks."""
+        blocks, self._length, self._spans = list[str](), 0, list[Span]()
+        given: Any = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": is_begun}
+        for block in self._template.generate(**self._tokens, **given):
+            blocks.append(block)
+            self._length += len(block)
+            if self._length > self._most:
+                raise _Fault(RejectionKind.TOO_LONG, f"the template makes more than {self._most} characters of it")
+        return "".join(blocks), self._spans
 
     def _mark(self, caller: Any) -> str:
-        assert self._now is not None
         text = str(caller())
-        self._now.spans.append((self._now.length, self._now.length + len(text)))
+        self._spans.append((self._length, self._length + len(text)))
         return text
-
-
-def _require_prefix(name: str, part: str, text: str) -> str:
-    if text.startswith(part):
-        return part
-    rule = "the template marks answers with {% generation %}, or what comes later changes nothing that stood before"
-    raise _Fault(RejectionKind.TEMPLATE, f"{name} is rendered otherwise than in the whole; rule: {rule}")
 
 
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _dict(*given: Any, **named: Any) -> dict[str, Any]:
-    return dict(*given, **named)
 
 
 def _raise_exception(message: str) -> NoReturn:
