@@ -116,6 +116,13 @@ def test_ids_and_answers_of_published_templates_are_those_of_transformers(
     assert compared >= 3 and len(MARKED) == 20
 
 
+def test_an_answer_that_ends_within_a_character_of_several_tokens_counts_whole(library: LibraryTokenizer) -> None:
+    # `transformers` counts the first token of the last character alone.
+    text = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    ids, mask = encoded(library, render(text, [{"role": "assistant", "content": "a😀"}]))
+    assert (bytes(ids).decode(), mask) == ("a😀", [1] * 5)
+
+
 @pytest.mark.parametrize("name", ["chatml", "llama3", "cohere", "gemma", "lfm2", "qwen3_instruct_2507", "phi3"])
 def test_without_markers_the_answer_is_what_a_conversation_has_more_with_it(name: str) -> None:
     rendered = render(without_markers(template_of(name)), CONVERSATIONS["one turn"])
