@@ -126,9 +126,7 @@ class DataConfig(Section, use_attribute_docstrings=True):
         if not (SHORTEST_SNAPSHOT_ID <= len(beginning) <= 64 and set(beginning) <= set("0123456789abcdef")):
             rule = f"must name a snapshot's id or at least its first {SHORTEST_SNAPSHOT_ID} characters"
             raise ValueError(f"sources: {named[0]} {rule}, as `cairn data` and `cairn import-tokens` print it")
-        fields = type(self).model_fields
-        changed = [name for name in fields if name != "sources" and getattr(self, name) != fields[name].default]
-        if changed:
+        if changed := [name for name in self.changed if name != "sources"]:
             problem = f"decided by {named[0]!r} already, which was made with its own"
             raise ValueError(f"{', '.join(changed)}: {problem}; leave them out")
         return self
@@ -143,9 +141,17 @@ class DataConfig(Section, use_attribute_docstrings=True):
             built_in := [name for name in (*self.sources, *self.val_sources) if name[:7] == "python:"]
         ):
             raise ValueError(f"loss_on: {built_in[0]!r} holds no conversations; name files of JSON or Parquet")
+        if unread := [name for name in ("text_field", "max_document_bytes") if self.loss_on and name in self.changed]:
+            raise ValueError(f"{unread[0]}: has no effect on conversations; leave it out, or loss_on")
         if twice := sorted({*self.sources} & {*self.val_sources}):
             raise ValueError(f"val_sources: {twice[0]!r} is named by sources too; held-out text is not trained on")
         return self
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The keys whose values are not the defaults."""
+        fields = type(self).model_fields
+        return tuple(name for name in fields if getattr(self, name) != fields[name].default)
 
     @property
     def weights_by_step(self) -> Mapping[int, tuple[float, ...]]:

@@ -134,6 +134,8 @@ def map_shard(path: Path, schema: ShardSchema, *, where: str) -> NDArray[Any]:
                 raise IntegrityError(f"{where}: {reader.num_record_batches} record batches; a shard has exactly one")
         batch = next(_uncompressed_batches(buffer.slice(_MAGIC_BYTES), schema.arrow()))
         tokens: NDArray[Any] = batch.column(0).to_numpy(zero_copy_only=not schema.is_mask)
+        if tokens.dtype != schema.dtype:  # as those of a mask with nulls, which is copied
+            raise ValueError(f"its column has {tokens.dtype} values; rule: {schema.dtype}")
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise IntegrityError(f"{where}: not a readable Arrow shard: {error}") from error
     return tokens

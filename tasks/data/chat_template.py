@@ -164,7 +164,7 @@ class Renderer:
         calls = sandbox.parse(marked).find_all(jinja2.nodes.Call)
         self._is_marked = any(isinstance(call.node, jinja2.nodes.Name) and call.node.name == _MARK for call in calls)
         self._template, self._tokens, self._most = sandbox.from_string(marked), dict(template.tokens), 0
-        self._length, self._spans = 0, list[Span]()
+        self._length, self._marked = 0, list[tuple[int, str]]()
 
     def render(self, messages: Sequence[Any], tools: Any, first: int, most: int) -> tuple[str, list[Span]]:
         """Return the text, of at most so many characters, and its answers from message `first` on.
@@ -197,19 +197,22 @@ class Renderer:
 
     def _render(self, messages: Sequence[Any], tools: Any, is_begun: bool = False) -> tuple[str, list[Span]]:
         """Return the text and the places in it that the template marks."""
-        blocks, self._length, self._spans = list[str](), 0, list[Span]()
+        blocks, self._length, self._marked = list[str](), 0, list[tuple[int, str]]()
         given: Any = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": is_begun}
         for block in self._template.generate(**self._tokens, **given):
             blocks.append(block)
             self._length += len(block)
             if self._length > self._most:
                 raise _Fault(RejectionKind.TOO_LONG, f"the template makes more than {self._most} characters of it")
-        return "".join(blocks), self._spans
+        text = "".join(blocks)
+        if not all(text.startswith(part, begin) for begin, part in self._marked):
+            problem = "a {% generation %} stands within a macro, so that its place is not known"
+            raise _Fault(RejectionKind.TEMPLATE, f"{problem}; rule: it stands in the template itself")
+        return text, [(begin, begin + len(part)) for begin, part in self._marked]
 
     def _mark(self, caller: Any) -> str:
-        text = str(caller())
-        self._spans.append((self._length, self._length + len(text)))
-        return text
+        self._marked.append((self._length, str(caller())))
+        return self._marked[-1][1]
 
 
 def _to_json(

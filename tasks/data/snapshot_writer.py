@@ -146,7 +146,8 @@ class PartEncoder:
         unknown[is_kept] = self.tokenizer.count_unknown([document.text for document in documents], ids, lengths)
         # After the last document too, so that no window joins two texts without a mark; a template may have written it.
         ends, places = np.array([document.ends for document in documents], dtype=bool), np.cumsum(lengths)
-        ends[lengths > 0] &= ids[places[lengths > 0] - 1] != self.tokenizer.end_of_text_id
+        if self.has_answers:
+            ends[lengths > 0] &= ids[places[lengths > 0] - 1] != self.tokenizer.end_of_text_id
         is_answer = np.array([any(stop > len(one.text) for _, stop in one.answers) for one in documents], dtype=bool)
         answers = np.insert(answers, places[ends], is_answer[ends])
         ids = np.insert(ids, places[ends], self.tokenizer.end_of_text_id)
@@ -289,8 +290,12 @@ def _count_inner_ends(batch: pa.RecordBatch, end_of_text_id: int) -> int:
     """Return the end marks within conversations; InvalidCorpus for others, and for a document that ends without one."""
     ids, ends = batch.column("ids"), batch.column("ends").to_numpy(zero_copy_only=False)
     marks, last = np.flatnonzero(ids.values.to_numpy() == end_of_text_id), ids.offsets.to_numpy()[1:][ends] - 1
-    inner = len(marks) - len(last)
-    if not np.isin(last, marks).all() or (inner and "answers" not in batch.schema.names):
+    inner, has_answers = len(marks) - len(last), "answers" in batch.schema.names
+    if has_answers and not batch.column("answers").offsets.equals(ids.offsets):
+        raise InvalidCorpus(
+            f"data.sources: {batch.column('source')[0]}: a part has other answers than tokens; delete it"
+        )
+    if not np.isin(last, marks).all() or (inner and not has_answers):
         where, problem = batch.column("source")[0], f"{len(marks)} end marks for {ends.sum()} documents"
         rule = "one each, at its end. Take another data.tokenizer"
         raise InvalidCorpus(f"data.sources: {where}: {problem}; rule: {rule}")

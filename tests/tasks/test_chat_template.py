@@ -150,6 +150,12 @@ def test_a_marker_in_a_comment_marks_nothing() -> None:
     assert answers_of(render(commented, CONVERSATIONS["one turn"])) == ["Hello, 世界 😀!<|im_end|>\n"]
 
 
+def test_a_marker_whose_place_is_not_known_is_refused_and_not_guessed() -> None:
+    macro = "{% macro say(m) %}[{% generation %}{{ m.content }}{% endgeneration %}]{% endmacro %}"
+    refused = render(macro + "{% for m in messages %}{{ say(m) }}{% endfor %}", CONVERSATIONS["one turn"])
+    assert refused.kind == RejectionKind.TEMPLATE and "within a macro" in refused.detail
+
+
 def test_of_a_prompt_with_turns_of_its_own_only_the_completion_counts() -> None:
     turns = CONVERSATIONS["turns"]
     for text in (template_of("llama3"), without_markers(template_of("llama3"))):

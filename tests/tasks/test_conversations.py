@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 
 from cairn.model.configuration.data import DataConfig
 from cairn.model.data.tokenizer import Tokenizer
-from cairn.storage.errors import SnapshotDamaged
+from cairn.storage.errors import IntegrityError, SnapshotDamaged
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, SnapshotFiles, open_snapshot, read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SPLITS
+from cairn.storage.snapshots.token_shard import map_shard
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.conversation import find_template
 from cairn.tasks.data.document import InvalidCorpus
@@ -233,6 +235,22 @@ def test_conversations_in_which_nothing_counts_are_refused(tmp_path: Path) -> No
     world = World(tmp_path, "{{ messages[0].content }}{% generation %}{% endgeneration %}")
     with pytest.raises(InvalidCorpus, match="no token of a split is an answer's"):
         world.build(lines(messages()))
+
+
+@pytest.mark.parametrize("key", [{"text_field": "body"}, {"max_document_bytes": 1000}])
+def test_a_key_that_conversations_do_not_know_is_refused(key: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="has no effect on conversations"):
+        DataConfig(sources=("a.jsonl",), loss_on="answers", **key)
+
+
+def test_a_mask_with_nulls_is_refused(world: World) -> None:
+    made = world.build(lines(messages()))
+    schema = replace(made.manifest.shard_schema, is_mask=True).arrow()
+    path = world.folder / "nulls.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.record_batch([pa.array([True, None, False])], schema=schema))
+    with pytest.raises(IntegrityError, match="object values"):
+        map_shard(path, replace(made.manifest.shard_schema, is_mask=True), where="mask")
 
 
 def test_built_in_text_holds_no_conversations() -> None:
