@@ -87,7 +87,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     mask_documents: bool = False
     """attention stays within a document"""
     init_from: Annotated[str, Field(min_length=1)] | None = None
-    """folder of a Hugging Face model (GPT-2, Llama, Qwen3) whose weights the run begins with, instead of random ones;
+    """folder or URL of a Hugging Face model (GPT-2, Llama, Qwen3) whose weights the run begins with, not random ones;
     it decides data.tokenizer and the keys of model that are not set"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337
     """seed of initial weights, dropout and the order of windows"""

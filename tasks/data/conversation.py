@@ -17,9 +17,9 @@ from cairn.model.errors import InvalidInput
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.child_process import bounded_process
 from cairn.storage.stores.regular_file import read_file
-from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data.chat_template import ChatTemplate, Rendered
 from cairn.tasks.data.document import Document, InvalidCorpus
+from cairn.tasks.data.remote_files import local_file
 
 FIELDS = ("messages", "prompt", "completion", "tools")
 """The fields of a row that are read."""
@@ -34,7 +34,10 @@ def find_template(data: DataConfig, base_dir: Path) -> ChatTemplate | None:
     """Return the template beside `data.tokenizer`; None where it is no file or has none. Raises InvalidCorpus."""
     if not data.tokenizer.endswith(".json"):
         return None
-    folder = (base_dir / expand_home("data.tokenizer", data.tokenizer)).parent
+    try:
+        folder = local_file("data.tokenizer", data.tokenizer, base_dir, _CONFIG, _TOKENS, _TEMPLATE).parent
+    except InvalidInput as error:
+        raise InvalidCorpus(f"data.tokenizer = {data.tokenizer!r}: {error}") from error
     config, tokens = _document(folder / _CONFIG), dict[str, str]()
     for name, token in {**_document(folder / _TOKENS), **config}.items():
         text = token.get("content") if isinstance(token, dict) else token

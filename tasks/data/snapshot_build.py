@@ -22,13 +22,13 @@ from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
 from cairn.storage.stores import child_process, codec
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data import document, snapshot_lookup, snapshot_writer, text_ranges
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
 from cairn.tasks.data.encoding_process import EncodingProcess, return_freed_memory
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
 from cairn.tasks.data.rejection import LEFT_OUT
+from cairn.tasks.data.remote_files import local_file
 from cairn.tasks.data.snapshot_writer import FinishedParts, PartEncoder, count_batches
 from cairn.tasks.data.text_ranges import TextRange
 
@@ -167,11 +167,11 @@ def repair_snapshot(
 
 def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     """Return a given tokenizer, or None for `bpe:<size>`; raises InvalidCorpus for an unusable one."""
-    spec, path = data.tokenizer, base_dir / expand_home("data.tokenizer", data.tokenizer)
-    size, smallest, tokenizer = data.bpe_vocab_size, SMALLEST_BPE_VOCABULARY, None
+    spec, size, smallest, tokenizer = data.tokenizer, data.bpe_vocab_size, SMALLEST_BPE_VOCABULARY, None
     if size is None:
         try:
-            tokenizer = Tokenizer.bytes() if spec == "bytes" else read_tokenizer(path, end_of_text=data.end_of_text)
+            path = None if spec == "bytes" else local_file("data.tokenizer", spec, base_dir)
+            tokenizer = read_tokenizer(path, end_of_text=data.end_of_text) if path else Tokenizer.bytes()
             tokenizer.require_ends_kept()
         except InvalidInput as error:
             problem = f"data.tokenizer = {spec!r}: {error}; rule: bytes, bpe:<size> or a tokenizer.json"
