@@ -92,13 +92,19 @@ class RunSampler:
         self._log, self._request = log, request
         self._opened: CheckpointModel | None = None
         self._reference: log_entry.CheckpointReference | None = None
+        self._ends = frozenset[int]()
 
     def load(self, reference: log_entry.CheckpointReference) -> None:
         """Load the verified weights of a checkpoint; keeps the present ones if it raises `IntegrityError`."""
         from cairn.tasks.evaluator.checkpoint_model import load_network
+        from cairn.tasks.trainer.weights_source import read_source
 
         if self._opened is None:
             self._opened = open_run_model(self._log, reference, self._request.device)
+            opened = self._log.state.opened
+            begun = opened.initial_source_sha256 if opened else None
+            further = read_source(self._log.store, begun).end_ids if begun else frozenset[int]()
+            self._ends = further | {self._opened.snapshot.manifest.end_of_text_id}
         else:
             load_network(self._opened.network, self._log.store, reference)
         self._reference = reference
@@ -111,14 +117,14 @@ class RunSampler:
         opened, reference, request = self._opened, self._reference, self._request
         assert opened is not None and reference is not None
         show(request.prompt)
-        prompt = opened.tokenizer.encode_prompt(request.prompt)
+        prompt = opened.prompt_ids(request.prompt)
         stream = TextStream(opened.tokenizer.decode, prompt if request.prompt else ())
         pieces, ended = list[str](), "length"
         sampling = Sampling(temperature=request.temperature, top_k=request.top_k or None, top_p=request.top_p)
         tokens = generate_stream(opened.network, prompt, new_tokens=request.tokens, sampling=sampling, seed=seed)
         with using_threads(run_lookup.configuration_of(self._log.state).training.threads):
             for token in tokens:
-                if request.stop_at_end and token == opened.snapshot.manifest.end_of_text_id:
+                if request.stop_at_end and token in self._ends:
                     if not (pieces or request.prompt):
                         continue  # a weak network often repeats the token it begins with; an empty text is of no use
                     ended = "end-of-text"

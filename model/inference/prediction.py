@@ -43,16 +43,20 @@ def window_losses(
 
     The windows are evenly spread over the data, or over those `among` it, and always the same ones. They are measured
     some thousand tokens at a time: a loss depends on nothing but its window. `note` gets the number measured so far.
+    Where the loss counts answers alone, those of a window are divided by the windows' mean number of them: the mean
+    over windows is that over the answers' tokens.
     """
     among, losses = range(windows.window_count) if among is None else among, list[float]()
     count = min(count, len(among))
     chosen = among.start + np.arange(count, dtype=np.int64) * len(among) // count
+    share = windows.count_targets(chosen) / max(1, count * windows.block_size)
     with evaluation_mode(model):
         at_once = max(1, block_sizes.HELD_OUT_TOKENS // windows.block_size)
         for start in range(0, len(chosen), at_once):
             tokens = torch.from_numpy(windows.gather(chosen[start : start + at_once])).to(model.device)  # (b, T+1)
-            hidden = model.hidden(tokens[:, :-1])
-            losses += head_loss.window_losses(hidden, model.head_weight, tokens[:, 1:]).tolist()
+            hidden = model.hidden(head_loss.as_ids(tokens[:, :-1]))
+            measured = head_loss.window_losses(hidden, model.head_weight, tokens[:, 1:])
+            losses += (measured / (share or 1.0)).tolist()
             note(len(losses))
     return tuple(losses)
 
@@ -63,11 +67,11 @@ def held_out_loss(model: gpt.GPT, windows: TokenWindows, *, batches: int, batch_
     return math.fsum(losses) / len(losses), len(losses)
 
 
-def describe_losses(losses: Sequence[float], *, bytes_per_token: float) -> dict[str, float]:
+def describe_losses(losses: Sequence[float], *, bytes_per_token: float | None) -> dict[str, float]:
     """Return the metrics of held-out windows, whose losses are in nats per token, by their recorded names."""
     loss = math.fsum(losses) / len(losses)
-    perplexity, bits = math.exp(min(loss, 700.0)), loss / math.log(2.0) / bytes_per_token
-    return {"val_loss": loss, "perplexity": perplexity, "bits_per_byte": bits, "samples": float(len(losses))}
+    bits = {} if bytes_per_token is None else {"bits_per_byte": loss / math.log(2.0) / bytes_per_token}
+    return {"val_loss": loss, "perplexity": math.exp(min(loss, 700.0)), **bits, "samples": float(len(losses))}
 
 
 _MIN_TEMPERATURE = 1e-6

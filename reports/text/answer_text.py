@@ -117,6 +117,8 @@ def diagnosis_blocks(diagnosis: "evaluations.Diagnosis") -> Iterator[Block]:
 
 def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
     """Yield a snapshot: its facts, its sources, and windows with their documents."""
+    from cairn.tasks.data.snapshot_lookup import describe_answers
+
     manifest = summary.manifest
     ids = f"{manifest.vocab_size:,} ids, end of text {manifest.end_of_text_id}"
     facts = {"snapshot": summary.snapshot_id, "bytes": f"{sum(item.bytes for item in manifest.objects):,}"}
@@ -126,6 +128,7 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
         text = f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents"
         windows = f"{summary.window_counts[split]:,} windows of {summary.block_size}"
         facts[split] = f"{text}, {format_count(shards, 'shard')}, {windows}"
+    facts |= dict(line.split(": ", 1) for line in describe_answers(manifest))
     if summary.mixture:
         facts["draws"] = describe_mixture(summary.mixture)
     facts["left out"] = ", ".join(f"{item.kind} {item.documents:,}" for item in manifest.rejected) or "nothing"

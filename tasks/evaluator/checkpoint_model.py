@@ -41,6 +41,10 @@ class CheckpointModel:
     tokenizer: Tokenizer
     snapshot: OpenSnapshot
 
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Encode a prompt as the text was that the network has learned: of conversations with special tokens in it."""
+        return self.tokenizer.encode_prompt(prompt, spelled=bool(self.snapshot.val_answers))
+
 
 def open_model(
     store: ObjectStore,

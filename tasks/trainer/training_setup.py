@@ -43,7 +43,7 @@ class TrainingData:
         position = int(windows.first_tokens(self.inputs.order.windows_of(step))[0])
         shards = token_shard.flip_token(self.snapshot.train, position, folder)
         assert loader is not None
-        loader.windows = token_windows.TokenWindows(shards, windows.block_size, windows.vocab_size)
+        loader.windows = windows.over(shards)
         loader.forget()  # it may have read the batch before the flip
         return replace(self, inputs=replace(self.inputs, windows=loader.windows))
 
@@ -54,9 +54,10 @@ def open_training_data(store: ObjectStore, spec: trainer_protocol.TrainerSpec, p
         snapshot = data_snapshot.open_snapshot(store, spec.snapshot_id, spec.cache_dir)
     except (ObjectMissing, IntegrityError) as error:  # of data, which has a remedy of its own
         raise SnapshotDamaged(str(error)) from error
-    token_shard.prefetch_shards(snapshot.train, threads=_DOWNLOADS)
+    token_shard.prefetch_shards((*snapshot.train, *snapshot.train_answers), threads=_DOWNLOADS)
     manifest, training = snapshot.manifest, spec.training
-    windows = token_windows.TokenWindows(snapshot.train, spec.model.block_size, manifest.vocab_size)
+    sizes = spec.model.block_size, manifest.vocab_size
+    windows = token_windows.TokenWindows(snapshot.train, *sizes, snapshot.train_answers)
     order = snapshot_lookup.order_samples(
         manifest, spec.data, training, spec.model.block_size, quarantined=spec.quarantined, before=spec.before
     )
@@ -67,9 +68,9 @@ def open_training_data(store: ObjectStore, spec: trainer_protocol.TrainerSpec, p
     if training.probe_every_steps and (place.ranks.is_first or place.ranks.is_sharded):
         tokenizer = foreign_tokenizer.parse_tokenizer(snapshot.tokenizer_json, manifest.end_of_text_id)
         probe = Probe(
-            windows=token_windows.TokenWindows(snapshot.val, spec.model.block_size, manifest.vocab_size),
+            windows=token_windows.TokenWindows(snapshot.val, *sizes, snapshot.val_answers),
             training=training,
-            prompt_ids=tokenizer.encode_prompt(spec.prompt),
+            prompt_ids=tokenizer.encode_prompt(spec.prompt, spelled=bool(snapshot.val_answers)),
             decode=tokenizer.decode,
         )
     inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=spec.micro_batch, loader=loader)

@@ -191,7 +191,8 @@ def inputs_of(model: ModelConfig, training: TrainingConfig) -> StepInputs:
     windows = TokenWindows([np.zeros(model.block_size * 64 + 1, dtype=np.uint16)], model.block_size, VOCABULARY)
     order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=training.global_batch)
     tokens = torch.zeros((training.global_batch, model.block_size + 1), dtype=torch.int64)
-    batch: Any = GatheredBatch(Batch(windows=tuple(range(training.global_batch)), tokens=tokens))
+    drawn, targets = tuple(range(training.global_batch)), training.global_batch * model.block_size
+    batch: Any = GatheredBatch(Batch(windows=drawn, tokens=tokens, targets=targets))
     micro = int(training.micro_batch)
     return StepInputs(windows=windows, order=order, training=training, micro_batch=micro, loader=batch)
 

@@ -12,7 +12,7 @@ PROCESSES = 4
 STEPS = 8
 MODES: dict[str, dict[str, Any]] = {
     "fp32": {"global_batch": 16, "micro_batch": 2},
-    "bf16 fused": {"global_batch": 15, "micro_batch": 4, "precision": "bf16", "kernels": "fused"},
+    "bf16 fused": {"global_batch": 15, "micro_batch": 4, "precision": "bf16", "kernels": "fused", "has_answers": True},
     "qwen3 moved by muon": {"global_batch": 8, "micro_batch": 2, "optimizer": "muon", "precision": "bf16"},
     "adapters": {"global_batch": 12, "micro_batch": 3, "lora": {"rank": 2}, "precision": "bf16", "kernels": "fused"},
 }
