@@ -147,6 +147,7 @@ def open_run_model(
 ) -> "CheckpointModel":
     """Return the run's network with the verified weights of a checkpoint, as `open_model` does."""
     from cairn.model.training.determinism import resolve_device
+    from cairn.tasks.configuration.configuration_source import allowed_code
     from cairn.tasks.evaluator.checkpoint_model import open_model
 
     config, opened = run_lookup.configuration_of(log.state), log.state.opened
@@ -159,6 +160,7 @@ def open_run_model(
         cache_dir=work_folder(os.environ) / "snapshots",
         device=resolve_device(device),
         mask_documents=config.training.mask_documents,
+        allowed_code=allowed_code(os.environ),
     )
 
 

@@ -33,6 +33,7 @@ from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine import machine_speed, placement, process_memory
 from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, most_workers, next_sizes
 from cairn.tasks.text.format import format_quantity
+from cairn.tasks.trainer import module_files, module_trial
 from cairn.tasks.trainer.initial_weights import InitialDirectory, check_directory
 from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
@@ -64,6 +65,9 @@ def check_before_start(
     wanted = configure_run(resolved, log.state, environment)
     if opened is not None:
         check_drift(opened.config, wanted, run_id=log.run_id)
+        if wanted.model.module and not wanted.code.files:
+            files = module_files.read_files(log.store, wanted.model, wanted.code.allow)
+            wanted = wanted.model_copy(update={"code": wanted.code.with_files(files)})
     try:
         injected_faults.parse_faults(environment.get("CAIRN_FAULTS", ""))
         if is_here:
@@ -154,7 +158,8 @@ def _check_memory(
     config: RunConfig, state: run_state.RunState, vocab_size: int, sizes: AttemptSizes, group: TrainerGroup
 ) -> None:
     # Asking a device takes a process with torch; a run that has attempts has trained on its device before.
-    is_known_to_fit = bool(state.attempts) and machine_speed.trains_on_cuda(config.training.device)
+    has_trained = machine_speed.trains_on_cuda(config.training.device) or bool(config.model.module)
+    is_known_to_fit = bool(state.attempts) and has_trained
     if config.training.memory_check and not is_known_to_fit:
         require_memory(config, vocab_size, sizes, available_memory(config.training, group))
 
@@ -237,7 +242,10 @@ def memory_room(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> 
 def estimate_trainer(
     config: RunConfig, vocab_size: int, sizes: AttemptSizes, memory: AvailableMemory
 ) -> size_estimate.MemoryEstimate:
-    """Return the memory that one trainer of these sizes takes at its peak."""
+    """Return the memory that one trainer of these sizes takes at its peak; of a module by trying one step."""
+    if config.model.module:
+        files = config.code.files
+        return module_trial.try_module(config.model, config.training, files, vocab_size, sizes)
     micro_batch, recompute, place = sizes.micro_batch, sizes.activation_checkpointing, memory.place
     return size_estimate.estimate_memory(
         config.model, config.training, vocab_size, micro_batch=micro_batch, recompute=recompute, place=place
@@ -307,12 +315,23 @@ def store_room(
     rules, total = config.checkpoint, config.training.steps
     commits, milestones = -(-total // rules.every_steps), total // rules.keep_every if rules.keep_every else 0
     kept = min(commits, rules.keep_last + rules.keep_best + milestones)
-    each = size_estimate.checkpoint_bytes(config.model, config.training, vocab_size)
+    each = _checkpoint_bytes(state, config, vocab_size)
     there = sum(record.committed.bytes for record in state.live_checkpoints)
     most = math.inf if rules.every_seconds else commits
     needed, with_late = (each * min(most, kept + beside) for beside in (_BESIDE_KEPT, _BESIDE_KEPT + _LATE))
     late, needed, free = int(with_late - needed), max(0, int(needed) - there), free_bytes(store)
     return StoreRoom(bytes_each=each, kept_at_most=kept, needed_bytes=needed, late_bytes=late, free_bytes=free)
+
+
+def _checkpoint_bytes(state: run_state.RunState, config: RunConfig, vocab_size: int) -> int:
+    """Return the size of a checkpoint; a module's is that of its newest, or of a trial's state."""
+    if not config.model.module:
+        return size_estimate.checkpoint_bytes(config.model, config.training, vocab_size)
+    if state.newest_committed is not None:
+        return state.newest_committed.committed.bytes
+    sizes = next_sizes(state, config.training, config.model.block_size)
+    tried = module_trial.try_module(config.model, config.training, config.code.files, vocab_size, sizes)
+    return tried.parameters_bytes + tried.optimizer_bytes
 
 
 def free_bytes(store: object_store.ObjectStore) -> int | None:

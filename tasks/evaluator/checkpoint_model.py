@@ -6,6 +6,7 @@ Source: the layout of `PreTrainedModel.save_pretrained` and `PreTrainedTokenizer
 import json
 import shutil
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.numpy import save_file
 
-from cairn.model.architectures import gpt, hugging_face, published_config
+from cairn.model.architectures import gpt, hugging_face, own_network, published_config
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.training.train_state import load_weights
@@ -24,14 +25,14 @@ from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer import initial_weights, tensor_exchange, weights_source
+from cairn.tasks.trainer import initial_weights, module_files, tensor_exchange, weights_source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointModel:
     """A network in evaluation mode with the data snapshot and tokenizer it was trained on."""
 
-    network: gpt.GPT
+    network: gpt.GPT | own_network.OwnNetwork
     tokenizer: Tokenizer
     snapshot: OpenSnapshot
 
@@ -45,12 +46,21 @@ def open_model(
     cache_dir: Path,
     device: torch.device,
     mask_documents: bool = False,
+    allowed_code: Sequence[str] = (),
 ) -> CheckpointModel:
-    """Load the weights on `device`, with `mask_documents` as in training; raises `IntegrityError` if a byte differs."""
+    """Load the weights on `device`, with `mask_documents` as in training; raises `IntegrityError` if a byte differs.
+
+    A module is made by its stored files if they are among the `allowed_code`; `InvalidConfiguration` if not.
+    """
+    network: gpt.GPT | own_network.OwnNetwork
+    files = module_files.read_files(store, model, allowed_code)
     snapshot = open_snapshot(store, snapshot_id, cache_dir)
-    with torch.device("meta"):
-        network = gpt.GPT(model, snapshot.manifest.vocab_size)
-    network.to_empty(device=device)
+    if model.module:
+        network = own_network.make_network(files, model, snapshot.manifest.vocab_size).to(device)
+    else:
+        with torch.device("meta"):
+            network = gpt.GPT(model, snapshot.manifest.vocab_size)
+        network.to_empty(device=device)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
     load_weights(network, tensor_exchange.to_tensors(load_checkpoint(store, reference, group="weights").tensors))
     tokenizer = parse_tokenizer(snapshot.tokenizer_json, snapshot.manifest.end_of_text_id)
@@ -73,8 +83,12 @@ def write_model_directory(
         for name, content in {**texts, "README.md": card}.items():
             (staging / name).write_text(content, encoding="utf-8", newline="")
         weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in network.named_parameters()}
-        renamed = hugging_face.to_hugging_face(weights, network.config, network.vocab_size)
-        save_file(renamed, staging / initial_weights.WEIGHTS, {"format": "pt"})
+        if isinstance(network, own_network.OwnNetwork):
+            for name, code in network.files.items():
+                (staging / name).write_bytes(code)
+        else:
+            weights = hugging_face.to_hugging_face(weights, network.config, network.vocab_size)
+        save_file(weights, staging / initial_weights.WEIGHTS, {"format": "pt"})
         staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
     except OSError as error:
         raise TaskError(f"{folder}: cannot be written: {error}; name a folder this user may write to") from error

@@ -17,7 +17,7 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup
-from cairn.tasks.trainer import initial_weights, staging, tensor_exchange, trainer_protocol
+from cairn.tasks.trainer import initial_weights, module_files, staging, tensor_exchange, trainer_protocol
 from cairn.tasks.trainer.trainer_channel import Place
 
 _DOWNLOADS = 4
@@ -111,11 +111,14 @@ class CheckpointLoad:
         return manifest.state_sha256
 
 
-def fresh_state(spec: trainer_protocol.TrainerSpec, data: TrainingData, place: Place) -> TrainState:
-    """Return the state of step 0, without values where a checkpoint gives them."""
+def fresh_state(store: ObjectStore, spec: trainer_protocol.TrainerSpec, data: TrainingData, place: Place) -> TrainState:
+    """Return the state of step 0, without values where a checkpoint gives them; its module's files are the store's."""
+    files = module_files.read_files(store, spec.model, spec.allowed_code)
     training = spec.training.model_copy(update={"activation_checkpointing": spec.activation_checkpointing})
     new, manifest = spec.resume is None, data.snapshot.manifest
-    state = TrainState.create(spec.model, training, manifest.vocab_size, place.device, place.ranks, filled=new)
+    state = TrainState.create(
+        spec.model, training, manifest.vocab_size, place.device, place.ranks, filled=new, files=files
+    )
     if training.mask_documents:
         state.model.boundary_id = manifest.end_of_text_id
     state.before, state.workers = spec.before, Workers(spec.workers)
