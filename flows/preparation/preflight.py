@@ -158,8 +158,7 @@ def _check_memory(
     config: RunConfig, state: run_state.RunState, vocab_size: int, sizes: AttemptSizes, group: TrainerGroup
 ) -> None:
     # Asking a device takes a process with torch; a run that has attempts has trained on its device before.
-    has_trained = machine_speed.trains_on_cuda(config.training.device) or bool(config.model.module)
-    is_known_to_fit = bool(state.attempts) and has_trained
+    is_known_to_fit = state.attempts and (machine_speed.trains_on_cuda(config.training.device) or config.model.module)
     if config.training.memory_check and not is_known_to_fit:
         require_memory(config, vocab_size, sizes, available_memory(config.training, group))
 
@@ -244,8 +243,7 @@ def estimate_trainer(
 ) -> size_estimate.MemoryEstimate:
     """Return the memory that one trainer of these sizes takes at its peak; of a module by trying one step."""
     if config.model.module:
-        files = config.code.files
-        return module_trial.try_module(config.model, config.training, files, vocab_size, sizes)
+        return module_trial.try_module(config.model, config.training, config.code.files, vocab_size, sizes)
     micro_batch, recompute, place = sizes.micro_batch, sizes.activation_checkpointing, memory.place
     return size_estimate.estimate_memory(
         config.model, config.training, vocab_size, micro_batch=micro_batch, recompute=recompute, place=place

@@ -7,7 +7,6 @@ files do; whether they may run at all is decided before. Source: Python Language
 import builtins
 import contextlib
 import hashlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from cairn.model.architectures.gpt import GPT
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
 
@@ -32,7 +32,7 @@ class OwnFiles:
 
     def __init__(self, files: Mapping[str, bytes], imports: Sequence[str] = ()) -> None:
         """Run nothing yet."""
-        self._files, self._imports = files, _PACKAGES.union(imports)
+        self._files, self._packages = files, _PACKAGES.union(imports)
         self._modules = dict[str, ModuleType]()
         digest = hashlib.sha256(b"".join(name.encode() + data for name, data in sorted(files.items())))
         self._prefix = f"_cairn_own_{digest.hexdigest()[:12]}"
@@ -40,31 +40,21 @@ class OwnFiles:
     def load(self, stem: str) -> ModuleType:
         """Return the module of the file `stem`.py."""
         if stem not in self._modules:
-            name, loader = f"{self._prefix}.{stem}", SimpleNamespace(create_module=lambda spec: None, exec_module=None)
-            loader.get_source = lambda name: self._files[f"{stem}.py"].decode(errors="replace")  # for tracebacks
-            spec = importlib.util.spec_from_loader(name, loader, origin=f"{stem}.py")
-            assert spec is not None
-            module = importlib.util.module_from_spec(spec)
-            module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self._import}
-            self._modules[stem] = sys.modules[name] = module  # dataclasses look for it there
-            exec(compile(self._files[f"{stem}.py"], f"{self._prefix}/{stem}.py", "exec"), module.__dict__)
+            source = self._files[f"{stem}.py"]
+            module = self._modules[stem] = sys.modules[f"{self._prefix}.{stem}"] = ModuleType(f"{self._prefix}.{stem}")
+            read: Any = SimpleNamespace(get_source=lambda name: source.decode(errors="replace"))  # for tracebacks
+            module.__dict__.update(__loader__=read, __builtins__={**vars(builtins), "__import__": self._import})
+            exec(compile(source, f"{self._prefix}/{stem}.py", "exec"), module.__dict__)
         return self._modules[stem]
 
-    def _import(
-        self,
-        name: str,
-        globals: Mapping[str, object] | None = None,
-        locals: Mapping[str, object] | None = None,
-        fromlist: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> Any:
+    def _import(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         root = name.partition(".")[0]
         if level and not name:
-            return SimpleNamespace(**{stem: self.load(stem) for stem in fromlist or ()})
+            return SimpleNamespace(**{stem: self.load(stem) for stem in fromlist})
         if f"{root}.py" in self._files:
             return self.load(root)
-        if level == 0 and root in self._imports:
-            return builtins.__import__(name, globals, locals, fromlist or (), 0)
+        if level == 0 and root in self._packages:
+            return builtins.__import__(name, globals, locals, fromlist, 0)
         rule = "torch, numpy, the standard library, the files given, and the packages of model.imports"
         raise ImportError(f"import of {name}: not one that this run may depend on; rule: {rule}", name=name)
 
@@ -182,6 +172,10 @@ def _recomputed(block: nn.Module, forward: Callable[..., Any], *given: Any, **na
     if not (block.training and torch.is_grad_enabled()):
         return forward(*given, **named)
     return checkpoint(forward, *given, use_reentrant=False, **named)
+
+
+Network = GPT | OwnNetwork
+"""What is trained, measured and sampled."""
 
 
 def make_network(files: Mapping[str, bytes], config: ModelConfig, vocab_size: int) -> OwnNetwork:

@@ -60,6 +60,11 @@ def _derived(default: Callable[[Mapping[str, Any]], int], rule: str) -> Any:
     return Field(default_factory=computed, json_schema_extra={"default_rule": rule})
 
 
+Digest = Annotated[
+    str, Field(pattern=r"^[0-9a-f]{64}$", json_schema_extra={"rule": "a sha256 of 64 hexadecimal digits"})
+]
+PYTHON_FILE = r"^[A-Za-z_][A-Za-z0-9_]*\.py$"
+FileName = Annotated[str, Field(pattern=PYTHON_FILE)]
 OF_MODULE = ("module", "block_size", "imports", "files")
 """The keys of `[model]` for a network of one's own; each other one there is an argument of it."""
 _ONLY_OF_MODULE = ("module", "imports", "files", "arguments")
@@ -120,7 +125,7 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     """function or class that makes a network of your own; what it is called with are further keys of [model]"""
     imports: tuple[str, ...] = ()
     """packages that the module's files import besides torch, numpy and the standard library"""
-    files: dict[str, str] | None = Field(None, json_schema_extra={"internal": True})
+    files: dict[FileName, Digest] | None = Field(None, json_schema_extra={"internal": True})
     """sha256 of the module's file, and of those beside it that it imports"""
     arguments: dict[str, Any] | None = Field(None, json_schema_extra={"internal": True})
     """what the module is called with"""

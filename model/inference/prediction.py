@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.architectures.own_network import OwnNetwork
+from cairn.model.architectures.own_network import Network, OwnNetwork
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput, ModelError
 from cairn.model.kernels import attention, block_sizes, head_loss
 
 
 @contextlib.contextmanager
-def evaluation_mode(model: GPT | OwnNetwork) -> Iterator[None]:
+def evaluation_mode(model: Network) -> Iterator[None]:
     """Turn dropout and gradients off for the block, then restore the model's mode."""
     was_training = model.training
     model.eval()
@@ -33,7 +33,7 @@ def evaluation_mode(model: GPT | OwnNetwork) -> Iterator[None]:
 
 
 def window_losses(
-    model: GPT | OwnNetwork,
+    model: Network,
     windows: TokenWindows,
     *,
     count: int,
@@ -61,9 +61,7 @@ def window_losses(
     return tuple(losses)
 
 
-def held_out_loss(
-    model: GPT | OwnNetwork, windows: TokenWindows, *, batches: int, batch_size: int
-) -> tuple[float, int]:
+def held_out_loss(model: Network, windows: TokenWindows, *, batches: int, batch_size: int) -> tuple[float, int]:
     """Return the mean loss in nats per token and the number of windows: `batches * batch_size`, or all, if fewer."""
     losses = window_losses(model, windows, count=batches * batch_size)
     return math.fsum(losses) / len(losses), len(losses)
@@ -115,7 +113,7 @@ class Sampling:
 
 
 def generate_stream(
-    model: GPT | OwnNetwork, prompt_ids: Sequence[int], *, new_tokens: int, sampling: Sampling, seed: int = 0
+    model: Network, prompt_ids: Sequence[int], *, new_tokens: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[int]:
     """Return an iterator over the `new_tokens` ids that follow `prompt_ids` (not empty), each drawn on demand.
 
@@ -136,12 +134,7 @@ def generate_stream(
 
 
 def sample_text(
-    model: GPT | OwnNetwork,
-    prompt_ids: Sequence[int],
-    decode: Callable[[Sequence[int]], str],
-    *,
-    new_tokens: int,
-    seed: int = 0,
+    model: Network, prompt_ids: Sequence[int], decode: Callable[[Sequence[int]], str], *, new_tokens: int, seed: int = 0
 ) -> str:
     """Return text that follows the prompt, drawn as probes and evaluations draw it."""
     sampling = Sampling(temperature=0.8, top_k=50)

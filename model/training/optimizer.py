@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
-from cairn.model.architectures.gpt import GPT
-from cairn.model.architectures.own_network import OwnNetwork
+from cairn.model.architectures.own_network import Network, OwnNetwork
 from cairn.model.configuration.network import parameter_table
 from cairn.model.configuration.training import TrainingConfig
 
 
-def make_optimizers(model: GPT | OwnNetwork, training: TrainingConfig) -> tuple[Optimizer, ...]:
+def make_optimizers(model: Network, training: TrainingConfig) -> tuple[Optimizer, ...]:
     """Make the configured optimizer; Muon has the layers' matrices, AdamW beside it the rest.
 
     Matrices and tables decay, gains and biases do not; a module of one's own may say otherwise. All moments are there,

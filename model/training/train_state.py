@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.architectures.own_network import OwnNetwork, check_network, make_network
+from cairn.model.architectures.own_network import Network, OwnNetwork, check_network, make_network
 from cairn.model.configuration.data import NOTHING_BEFORE, TrainedBefore
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import Precision, TrainingConfig
@@ -78,7 +78,7 @@ class NamedTensor:
 class TrainState:
     """Model (`network`: it or its compiled form), optimizers, grad scaler (fp16) and completed steps; see `create`."""
 
-    model: GPT | OwnNetwork
+    model: Network
     optimizers: tuple[torch.optim.Optimizer, ...]
     scaler: torch.amp.GradScaler | None
     global_batch: int
@@ -109,7 +109,7 @@ class TrainState:
         """
         if "auto" in (training_config.precision, training_config.kernels):
             raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_numerics")
-        model: GPT | OwnNetwork
+        model: Network
         if model_config.module:
             model = _make_own(model_config, training_config, vocab_size, device, files or {}, checked=filled)
         else:
@@ -278,7 +278,7 @@ def describe_mismatch(expected: Mapping[str, Tensor], offered: Mapping[str, Tens
 
 
 @torch.no_grad()
-def load_weights(model: GPT | OwnNetwork, tensors: Mapping[str, Tensor]) -> None:
+def load_weights(model: Network, tensors: Mapping[str, Tensor]) -> None:
     """Copy the `model.*` tensors in place; other names, shapes or dtypes raise StateMismatch, nothing is copied."""
     expected = {f"{WEIGHT_PREFIX}{name}": parameter for name, parameter in model.named_parameters()}
     offered = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT_PREFIX)}

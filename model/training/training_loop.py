@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.architectures.own_network import OwnNetwork
+from cairn.model.architectures.own_network import Network
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data import token_windows
 from cairn.model.errors import InvalidInput, NonFiniteLoss
@@ -67,7 +67,7 @@ class Probe:
         """Whether to measure after `step` completed steps."""
         return step % self.training.probe_every_steps == 0
 
-    def measure(self, model: GPT | OwnNetwork) -> tuple[float, str | None]:
+    def measure(self, model: Network) -> tuple[float, str | None]:
         """Return loss in nats per token, and text unless its length is 0; mode and generators stay unchanged."""
         batches, new_tokens = self.training.probe_batches, self.training.sample_tokens
         loss, _ = prediction.held_out_loss(model, self.windows, batches=batches, batch_size=_PROBE_WINDOWS)

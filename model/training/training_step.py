@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cairn.model.architectures.gpt import GPT
-from cairn.model.architectures.own_network import OwnNetwork
+from cairn.model.architectures.own_network import Network, OwnNetwork
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
@@ -194,12 +193,7 @@ def _accumulate(state: TrainState, inputs: StepInputs) -> tuple[batch_loader.Bat
 
 
 def _backward(
-    state: TrainState,
-    inputs: StepInputs,
-    batch: batch_loader.Batch,
-    losses: list[Tensor],
-    model: GPT | OwnNetwork,
-    number: int,
+    state: TrainState, inputs: StepInputs, batch: batch_loader.Batch, losses: list[Tensor], model: Network, number: int
 ) -> None:
     """Run one of this rank's micro-batches forward and backward, and keep its share of the batch's loss."""
     ranks, training = state.ranks, inputs.training
@@ -220,9 +214,7 @@ def _backward(
     (summed if state.scaler is None else state.scaler.scale(summed)).backward()
 
 
-def mean_loss(
-    state: TrainState, tokens: Tensor, training: TrainingConfig, model: GPT | OwnNetwork | None = None
-) -> Tensor:
+def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig, model: Network | None = None) -> Tensor:
     """Return the mean cross-entropy in nats in the run's numerics, ready for backward: host ids (B, T+1) -> scalar.
 
     A worker's `model` stands for the state's own.

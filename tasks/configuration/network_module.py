@@ -1,20 +1,20 @@
 """A network of one's own, `model.module = "my_net.py:build"`: its files are read and parsed here; nothing of them runs.
 
-They are the named one and those beside it that it imports. What they may import besides is torch, numpy, the standard
-library and the packages of `model.imports`. Which of them a machine runs, only that machine says.
+They are the named one and those beside it that it imports; they may import torch, numpy, the standard library and the
+packages of `model.imports` as well. Only a machine itself says which of them it runs.
 """
 
 import ast
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import GenericAlias
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from cairn.model.configuration.network import OF_MODULE, ModelConfig
+from cairn.model.configuration.network import OF_MODULE, PYTHON_FILE, ModelConfig
 from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.configuration.addresses import expand_home
@@ -23,8 +23,8 @@ from cairn.tasks.errors import InvalidConfiguration
 KNOWN_PACKAGES = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 FILLED_IN = ("vocab_size", "block_size")
 """Arguments that the run knows itself."""
-_MOST_BYTES, _MOST_FILES = 1 << 20, 50
-_TYPES: Mapping[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
+MOST_BYTES, _MOST_FILES = 1 << 20, 50
+_TYPES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, bool, str, list, tuple)} | {"Literal": Literal}
 _RULE = "int, float, bool, str, or one of these | None, list[…], tuple[…, …] or Literal[…] of them"
 
 
@@ -40,8 +40,9 @@ def read_module(model: ModelConfig, folder: Path) -> tuple[ModelConfig, dict[str
         file = waiting.pop()
         if file.name in files:
             continue
-        if len(files) == _MOST_FILES:
-            raise _refusal(model, f"imports more than {_MOST_FILES} files beside it")
+        if len(files) == _MOST_FILES or not re.match(PYTHON_FILE, file.name):
+            rule = f"at most {_MOST_FILES} files with names of letters, digits and '_'"
+            raise _refusal(model, f"{file.name} is one file more than it may be made of; rule: {rule}")
         files[file.name] = _read(model, file)
         trees[file.name] = _parse(model, file.name, files[file.name])
         waiting += _files_beside(model, file, trees[file.name])
@@ -85,14 +86,14 @@ def module_versions(model: ModelConfig) -> dict[str, str]:
 
 def _entry(model: ModelConfig, folder: Path) -> tuple[Path, str]:
     file, _, name = (model.module or "").rpartition(":")
-    if not file.endswith(".py") or not name.isidentifier() or not Path(file).stem.isidentifier():
+    if not file.endswith(".py") or not name.isidentifier():
         raise _refusal(model, "rule: a Python file and the name of a function or class in it, such as my_net.py:build")
     return folder / expand_home("model.module", file), name
 
 
 def _read(model: ModelConfig, file: Path) -> bytes:
     try:
-        return read_file(file, _MOST_BYTES)
+        return read_file(file, MOST_BYTES)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise _refusal(model, f"{file} cannot be read: {why}; relative paths start at the configuration") from error
@@ -178,7 +179,7 @@ def _check_arguments(model: ModelConfig, declared: ast.arguments) -> dict[str, A
             wrong.append(f"{model.module}: its argument {text} has no type that a configuration has; rule: {_RULE}")
         elif name in given:
             try:
-                arguments[name] = TypeAdapter(kind).validate_json(encode(given[name]), strict=True)
+                arguments[name] = kind.validate_json(encode(given[name]), strict=True)
             except ValidationError:
                 wrong.append(f"model.{name} = {given[name]!r}: must be {text}, as {model.module} declares it")
         elif default is None and name not in FILLED_IN:
@@ -191,30 +192,30 @@ def _check_arguments(model: ModelConfig, declared: ast.arguments) -> dict[str, A
     return arguments
 
 
-def _type_of(node: ast.expr | None) -> Any:
+def _type_of(node: ast.expr | None) -> "TypeAdapter[Any] | None":
     """Return the type that an annotation names, None for one that no value of a configuration has."""
-    match node:
-        case ast.Constant(value=None):
-            return type(None)
-        case ast.Constant(value=str(text)):
-            with suppress(SyntaxError):
-                return _type_of(ast.parse(text, mode="eval").body)
-        case ast.Name(id=name):
-            return _TYPES.get(name)
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            kinds = _type_of(left), _type_of(right)
-            return None if None in kinds else kinds[0] | kinds[1]
-        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
-            with suppress(ValueError):
-                return Literal[ast.literal_eval(choices)]
-        case ast.Subscript(value=ast.Name(id="list"), slice=inner):
-            item: Any = _type_of(inner)
-            return None if item is None else GenericAlias(list, (item,))
-        case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=parts)):
-            is_open = len(parts) == 2 and isinstance(parts[1], ast.Constant) and parts[1].value is ...
-            kinds = tuple(_type_of(part) for part in (parts[:1] if is_open else parts))
-            return None if None in kinds else GenericAlias(tuple, (*kinds, ...) if is_open else kinds)
+    if node is None or not _is_type(node):
+        return None
+    with suppress(TypeError, ValueError, PydanticUserError):  # made of these names alone, so nothing of the file runs
+        return TypeAdapter(eval(compile(ast.Expression(node), "annotation", "eval"), {"__builtins__": {}}, _TYPES))
     return None
+
+
+def _is_type(node: ast.expr) -> bool:
+    match node:
+        case ast.Constant(value=value):
+            return value is None
+        case ast.Name(id=name):
+            return name in _TYPES
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _is_type(left) and _is_type(right)
+        case ast.Subscript(value=ast.Name(id=name), slice=inner):
+            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            if name == "Literal":
+                return all(isinstance(part, ast.Constant) for part in parts)
+            ends_open = name == "tuple" and isinstance(parts[-1], ast.Constant) and parts[-1].value is ...
+            return name in ("list", "tuple") and all(map(_is_type, parts[:-1] if ends_open else parts))
+    return False
 
 
 def _refusal(model: ModelConfig, problem: str) -> InvalidConfiguration:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig
-from cairn.model.configuration.network import ModelConfig, Positive, Section
+from cairn.model.configuration.network import Digest, ModelConfig, Positive, Section
 from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.redaction import find_http_problem
@@ -52,12 +52,6 @@ class ExportersConfig(Section, use_attribute_docstrings=True):
         named = {name: given for name in ("tensorboard", "wandb") if (given := getattr(self, name))}
         paths = {name: str(folder / expand_home(f"exporters.{name}", given)) for name, given in named.items()}
         return self.model_copy(update=paths)
-
-
-Digest = Annotated[
-    str,
-    Field(pattern=r"^[0-9a-f]{64}$", json_schema_extra={"rule": "a sha256 of 64 hexadecimal digits"}),
-]
 
 
 class CodeConfig(Section, use_attribute_docstrings=True):
@@ -139,18 +133,10 @@ class RunConfig(Section, use_attribute_docstrings=True):
 
     @model_validator(mode="after")
     def _module_is_trained_as_it_is(self) -> Self:
-        training = self.training
-        refused = {
-            "init_from": training.init_from,
-            "compile": training.compile,
-            "mask_documents": training.mask_documents,
-            "z_loss": training.z_loss,
-            "kernels": training.kernels == "fused" and "fused",
-            "parallel": training.parallel == "fsdp" and "fsdp",
-            "optimizer": training.optimizer == "muon" and "muon",
-        }
-        for key, value in refused.items():
-            if self.model.module and value:
+        of_ours = {"kernels": "fused", "parallel": "fsdp", "optimizer": "muon"}
+        for key in ("init_from", "compile", "mask_documents", "z_loss", *of_ours) if self.model.module else ():
+            value = getattr(self.training, key)
+            if value and value == of_ours.get(key, value):
                 raise ValueError(f"training.{key} = {value!r} is only for the networks that Cairn has; leave it out")
         return self
 

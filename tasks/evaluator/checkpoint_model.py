@@ -32,7 +32,7 @@ from cairn.tasks.trainer import initial_weights, module_files, tensor_exchange, 
 class CheckpointModel:
     """A network in evaluation mode with the data snapshot and tokenizer it was trained on."""
 
-    network: gpt.GPT | own_network.OwnNetwork
+    network: own_network.Network
     tokenizer: Tokenizer
     snapshot: OpenSnapshot
 
@@ -52,7 +52,7 @@ def open_model(
 
     A module is made by its stored files if they are among the `allowed_code`; `InvalidConfiguration` if not.
     """
-    network: gpt.GPT | own_network.OwnNetwork
+    network: own_network.Network
     files = module_files.read_files(store, model, allowed_code)
     snapshot = open_snapshot(store, snapshot_id, cache_dir)
     if model.module:

@@ -8,8 +8,9 @@ from contextlib import suppress
 
 from cairn.model.configuration.network import ModelConfig
 from cairn.storage.errors import IntegrityError
+from cairn.storage.stores import codec
 from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, read_verified
-from cairn.tasks.configuration.network_module import require_allowed
+from cairn.tasks.configuration.network_module import MOST_BYTES, require_allowed
 
 
 def keep_files(store: ObjectStore, model: ModelConfig, files: Mapping[str, bytes]) -> None:
@@ -18,7 +19,7 @@ def keep_files(store: ObjectStore, model: ModelConfig, files: Mapping[str, bytes
         with suppress(IntegrityError):  # missing or damaged
             check_object(store, promised_file(store, name, sha256))
             continue
-        if name in files:
+        if codec.sha256(files.get(name, b"")) == sha256:
             store.write(_key(sha256), files[name])
 
 
@@ -34,8 +35,9 @@ def read_files(store: ObjectStore, model: ModelConfig, allowed: Sequence[str]) -
 
 def promised_file(store: ObjectStore, name: str, sha256: str) -> ExpectedObject:
     """Return the stored file; raises IntegrityError if it is missing."""
-    if (size := store.size(_key(sha256))) is None:
-        raise IntegrityError(f"{_key(sha256)}: missing, and the run's network is made by it ({name}); restore it")
+    if (size := store.size(_key(sha256))) is None or size > MOST_BYTES:
+        problem = "missing" if size is None else f"{size:,} bytes"
+        raise IntegrityError(f"{_key(sha256)}: {problem}, and the run's network is made by it ({name}); restore it")
     return ExpectedObject(key=_key(sha256), bytes=size, sha256=sha256)
 
 
