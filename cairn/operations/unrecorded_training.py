@@ -234,9 +234,9 @@ def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Calla
         count = data.inputs.windows.window_count
         few = (Component(first_window=0, window_count=min(WINDOWS, count)),)  # every epoch of them is this one batch
         order = SampleOrder(window_count=count, seed=spec.training.seed, global_batch=WINDOWS, components=few)
-        if log.state.opened is None:
-            module_files.keep_files(store, config.model, config.code.files)
-        state = training_setup.fresh_state(store, spec, data, place)
+        code = LocalStore(folder / "code")
+        module_files.keep_files(code, config.model, config.code.files)
+        state = training_setup.fresh_state(code, spec, data, place)
         observer = training_loop.StepObserver(
             on_step=follow, stop_requested=lambda: bool(steps) and steps[-1].train_loss < BY_HEART
         )

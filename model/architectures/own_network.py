@@ -76,11 +76,11 @@ class OwnNetwork(nn.Module):
         self.module, self.config, self.vocab_size, self.files = module, config, vocab_size, files
         for name, parameter in module.named_parameters():
             if parameter.dtype != torch.float32:
-                raise self._refusal(f"{name} is {parameter.dtype}; rule: parameters are float32, as they are made")
+                raise self.refusal(f"{name} is {parameter.dtype}; rule: parameters are float32, as they are made")
             if not parameter.requires_grad:
-                raise self._refusal(f"{name} is frozen; rule: what is not trained is a buffer, which the file makes")
+                raise self.refusal(f"{name} is frozen; rule: what is not trained is a buffer, which the file makes")
         if not any(True for _ in module.parameters()):
-            raise self._refusal("has no parameter")
+            raise self.refusal("has no parameter")
         taken = [
             one
             for one in inspect.signature(module.forward).parameters.values()
@@ -116,7 +116,7 @@ class OwnNetwork(nn.Module):
         if loss is None:
             return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())  # (B, T, V) -> (B*T, V)
         if not isinstance(loss, Tensor) or loss.dim():
-            raise self._refusal("its loss is no scalar; rule: the mean over all tokens, in nats")
+            raise self.refusal("its loss is no scalar; rule: the mean over all tokens, in nats")
         return loss.float()
 
     def window_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -132,10 +132,10 @@ class OwnNetwork(nn.Module):
             return [{"params": deep, "weight_decay": weight_decay}, {"params": flat, "weight_decay": 0.0}]
         groups = [dict(group) for group in hook()]
         if {name for group in groups for name in group} - {"params", "weight_decay"}:
-            raise self._refusal("optimizer_groups() has other keys; rule: params and weight_decay")
+            raise self.refusal("optimizer_groups() has other keys; rule: params and weight_decay")
         groups = [{"weight_decay": weight_decay, **group, "params": list(group["params"])} for group in groups]
         if sorted(id(one) for group in groups for one in group["params"]) != sorted(map(id, every)):
-            raise self._refusal("optimizer_groups(); rule: each parameter is in exactly one of them")
+            raise self.refusal("optimizer_groups(); rule: each parameter is in exactly one of them")
         return groups
 
     def recompute_blocks(self) -> None:
@@ -143,7 +143,7 @@ class OwnNetwork(nn.Module):
         blocks = list(getattr(self.module, "blocks", ()))
         if not blocks:
             problem = "it offers no blocks, so training.activation_checkpointing has nothing to recompute"
-            raise self._refusal(f"{problem}; rule: an attribute blocks, such as a ModuleList")
+            raise self.refusal(f"{problem}; rule: an attribute blocks, such as a ModuleList")
         for block in blocks:
             block.forward = partial(_recomputed, block, block.forward)
 
@@ -161,10 +161,11 @@ class OwnNetwork(nn.Module):
         if not is_right or logits.shape[1] < time or logits.shape[2] < self.vocab_size:
             found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             rule = f"logits of the shape {(len(tokens), tokens.shape[1])} and at least {self.vocab_size} ids"
-            raise self._refusal(f"forward returned {found} for ids {tuple(tokens.shape)}; rule: {rule}")
+            raise self.refusal(f"forward returned {found} for ids {tuple(tokens.shape)}; rule: {rule}")
         return logits, loss if self._has_own_loss else None
 
-    def _refusal(self, problem: str) -> InvalidInput:
+    def refusal(self, problem: str) -> InvalidInput:
+        """Return the error that names the module."""
         return InvalidInput(f"model.module = {self.config.module!r}: {problem}")
 
 
@@ -195,29 +196,32 @@ def make_network(files: Mapping[str, bytes], config: ModelConfig, vocab_size: in
 
 
 _FILLED_IN = ("vocab_size", "block_size")
+_REPEATED = 4
 
 
 @torch.no_grad()
 def check_network(network: OwnNetwork, again: OwnNetwork) -> None:
-    """Raise InvalidInput for what no checkpoint could hold, and for predictions that see their own target.
+    """Raise InvalidInput for what no checkpoint could hold, and for predictions that see a later token.
 
-    That is a buffer that a forward pass changes, or that another network of the same module, made by other random
-    numbers, has otherwise. Modes and gradients stay.
+    That is a buffer that a forward pass changes, or that `again`, made with other random numbers, has otherwise, and
+    random numbers from elsewhere than torch's generators. The process's generators are seeded anew.
     """
     time = min(network.config.block_size, 8)
     ids = torch.arange(2 * time, device=network.device).view(2, time) % network.vocab_size  # (2, t)
     before = {name: buffer.clone() for name, buffer in network.module.named_buffers()}
-    others = dict(again.module.named_buffers())
-    network.module.train()
-    network(ids, ids)
+    others, seen = dict(again.module.named_buffers()), list[Tensor]()
+    for _ in range(_REPEATED):
+        torch.manual_seed(0)
+        seen.append(network.train()(ids, ids))
     for name, buffer in network.module.named_buffers():
         if not torch.equal(buffer, before[name]):
-            raise network._refusal(f"buffer {name} changes in forward; rule: only parameters are kept (no BatchNorm)")
+            raise network.refusal(f"buffer {name} changes in forward; rule: only parameters are kept (no BatchNorm)")
         if not torch.equal(buffer.cpu(), others[name].cpu()):
-            raise network._refusal(f"buffer {name} is made of random numbers; rule: make it a parameter, or by a seed")
-    network.module.eval()
+            raise network.refusal(f"buffer {name} is made of random numbers; rule: a parameter, or a seed of its own")
+    if not all(torch.equal(seen[0], one) for one in seen):
+        raise network.refusal("a forward pass draws random numbers elsewhere; rule: from torch's own generators alone")
     other = ids.clone()
     other[:, -1] = (ids[:, -1] + 1) % network.vocab_size
-    if not torch.equal(network(ids, ids)[:, : time - 1], network(other, ids)[:, : time - 1]):
-        raise network._refusal("a prediction changes with a later token; rule: each sees only those before it")
-    network.module.train()
+    if not torch.equal(network.eval()(ids, ids)[:, : time - 1], network(other, ids)[:, : time - 1]):
+        raise network.refusal("a prediction changes with a later token; rule: each sees only those before it")
+    network.train()

@@ -110,11 +110,12 @@ def allowed_code(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _read_alone(name: str, section: type[Alone], environment: Mapping[str, str]) -> Alone:
-    layers = _Layers({}, (), environment, "environment")
+    given = _Layers({}, (), environment, "environment").document.get(name, {})
     try:
-        return section.model_validate(layers.document.get(name, {}))
+        return section.model_validate(given)
     except ValidationError as error:
-        raise layers.refusal(error) from error
+        texts = (f"environment: {rule.text}" for rule in broken_rules(error, given, name))
+        raise InvalidConfiguration("\n".join(texts)) from error
 
 
 def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> EvaluationConfig:

@@ -19,7 +19,7 @@ FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 MACHINE_KEYS = (
     *("exporters.tensorboard", "exporters.wandb", "exporters.mlflow", "preemption.notice_file", "preemption.metadata"),
     *("notify.command", "notify.webhook", "notify.block"),
-    *("evaluation.suite", "evaluation.command", "machines.check", "code.allow"),
+    *("evaluation.suite", "evaluation.command", "machines.check", "code.allow", "code.files"),
 )
 """Folders, endpoints, files and commands, which only the machine that acts may name: none is taken from a log.
 
