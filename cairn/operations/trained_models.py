@@ -297,6 +297,8 @@ def write_card(
     }
     config = parse_stored_configuration(found.opened.config)  # what is not frozen has its default
     promotions = alias_history.list_promotions(found.log.store)
+    path, _, entry = (config.model.module or "").rpartition(":")
+    given = ", ".join(f"{name}={value!r}" for name, value in getattr(opened.network, "called_with", {}).items())
     return pages.get_template("model_card.md.j2").render(
         state=found.log.state,
         opened=found.opened,
@@ -308,6 +310,8 @@ def write_card(
         config=config,
         model=config.model,
         family=family_of(config.model),
+        entry=(Path(path).stem, entry),
+        call=f"{entry}({given})",
         source=source,
     )
 

@@ -70,10 +70,14 @@ class OwnNetwork(nn.Module):
     boundary_id: int | None = None
     gathered_dtype: torch.dtype | None = None
 
-    def __init__(self, module: nn.Module, config: ModelConfig, vocab_size: int, files: Mapping[str, bytes]) -> None:
+    files: Mapping[str, bytes] = {}
+    called_with: Mapping[str, Any] = {}
+    """Those that made the module, and what its function was called with."""
+
+    def __init__(self, module: nn.Module, config: ModelConfig, vocab_size: int) -> None:
         """Take a module that was made; InvalidInput names a tensor or form that cannot be trained."""
         super().__init__()
-        self.module, self.config, self.vocab_size, self.files = module, config, vocab_size, files
+        self.module, self.config, self.vocab_size = module, config, vocab_size
         for name, parameter in module.named_parameters():
             if parameter.dtype != torch.float32:
                 raise self.refusal(f"{name} is {parameter.dtype}; rule: parameters are float32, as they are made")
@@ -176,7 +180,7 @@ def _recomputed(block: nn.Module, forward: Callable[..., Any], *given: Any, **na
 
 
 Network = GPT | OwnNetwork
-"""What is trained, measured and sampled."""
+"""A network that is trained, measured and sampled."""
 
 
 def make_network(files: Mapping[str, bytes], config: ModelConfig, vocab_size: int) -> OwnNetwork:
@@ -189,10 +193,13 @@ def make_network(files: Mapping[str, bytes], config: ModelConfig, vocab_size: in
         make = getattr(OwnFiles(files, config.imports).load(PurePosixPath(path).stem), name)
         filled = {"vocab_size": vocab_size, "block_size": config.block_size} | (config.arguments or {})
         taken = inspect.signature(make).parameters
-        module = make(**{name: value for name, value in filled.items() if name in taken or name not in _FILLED_IN})
+        given = {name: value for name, value in filled.items() if name in taken or name not in _FILLED_IN}
+        module = make(**given)
     if not isinstance(module, nn.Module):
         raise InvalidInput(f"model.module = {config.module!r}: made a {type(module).__name__}; rule: an nn.Module")
-    return OwnNetwork(module, config, vocab_size, files)
+    network = OwnNetwork(module, config, vocab_size)
+    network.files, network.called_with = files, given
+    return network
 
 
 _FILLED_IN = ("vocab_size", "block_size")

@@ -237,6 +237,8 @@ Family = Literal["gpt2", "llama", "qwen3"]
 
 def family_of(model: ModelConfig) -> Family | None:
     """Return the architecture of `transformers` that computes what this network does, None if there is none."""
+    if model.module:
+        return None
     wanted = {name: value for name, value in _PRESETS["gpt2"].items() if name not in ("bias", "norm_epsilon")}
     plain = model.n_kv_head == model.n_head and model.attention_width == model.n_embd and model.norm_gain
     if plain and not model.ngram_rows and all(getattr(model, name) == value for name, value in wanted.items()):

@@ -1,6 +1,10 @@
 """A network of one's own is trained as the others are, or refused by the name of what cannot be."""
 
 import sys
+import traceback
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +17,9 @@ from cairn.model.errors import InvalidInput
 from cairn.model.inference.prediction import Sampling, generate_stream, window_losses
 from cairn.model.training.optimizer import make_optimizers
 from tests.model.tiny_run import VOCAB, TinyRun
-from tests.networks.own_files import layers, nanogpt
+from tests.networks.own_files import NANO, NANOGPT, layers, nanogpt
 
-OWN, NANO = {"module": "net.py:build"}, {"module": "nano.py:build"}
+OWN, NANO_MODEL = {"module": "net.py:build"}, {"module": "nano.py:build"}
 
 
 def own(files: dict[str, bytes], **training: Any) -> TinyRun:
@@ -23,11 +27,13 @@ def own(files: dict[str, bytes], **training: Any) -> TinyRun:
 
 
 def nano(**training: Any) -> TinyRun:
-    return TinyRun(model={**NANO, "dropout": 0.2}, files=nanogpt(), **training)
+    return TinyRun(model={**NANO_MODEL, "dropout": 0.2}, files=nanogpt(), **training)
 
 
 @pytest.mark.parametrize("make", [lambda **training: own(layers(), **training), nano], ids=["logits", "nanogpt"])
-def test_a_run_that_goes_on_from_a_state_ends_with_the_bits_of_one_that_was_not_interrupted(make: Any) -> None:
+def test_a_run_that_goes_on_from_a_state_ends_with_the_bits_of_one_that_was_not_interrupted(
+    make: Callable[..., TinyRun],
+) -> None:
     whole, begun, resumed = make(micro_batch=2), make(micro_batch=2), make(micro_batch=2)
     whole.train(6)
     begun.train(3)
@@ -37,7 +43,7 @@ def test_a_run_that_goes_on_from_a_state_ends_with_the_bits_of_one_that_was_not_
 
 
 @pytest.mark.parametrize("make", [lambda **training: own(layers(), **training), nano], ids=["logits", "nanogpt"])
-def test_recomputed_activations_change_no_bit(make: Any) -> None:
+def test_recomputed_activations_change_no_bit(make: Callable[..., TinyRun]) -> None:
     kept, recomputed = make(), make(activation_checkpointing=True)
     kept.train(3)
     recomputed.train(3)
@@ -45,12 +51,17 @@ def test_recomputed_activations_change_no_bit(make: Any) -> None:
 
 
 def test_the_loss_of_nanogpt_is_its_own() -> None:
-    run, again = (TinyRun(model=NANO, files=nanogpt()) for _ in range(2))
+    run, again = (TinyRun(model=NANO_MODEL, files=nanogpt()) for _ in range(2))
     (record,) = run.train(1)
     tokens, model = torch.from_numpy(run.windows.gather(run.order.windows_of(0))), again.state.model
     assert isinstance(model, OwnNetwork)
     _, loss = model.module(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
     assert record.train_loss == float(loss.detach())
+
+
+def test_nanogpts_file_is_unchanged_and_its_builder_has_at_most_ten_lines() -> None:
+    assert sha256(NANOGPT.read_bytes()).hexdigest().startswith("7c01703240dbec5d554527dc666e35b3")
+    assert len(NANO.read_text().splitlines()) <= 10
 
 
 def test_a_head_weight_is_multiplied_with_what_forward_returns() -> None:
@@ -156,7 +167,9 @@ def test_no_package_that_the_run_does_not_name_is_imported_not_even_late(line: s
         net.late()
 
 
-def test_a_file_means_its_bytes_and_no_module_of_the_process_or_the_folder(tmp_path: Any, monkeypatch: Any) -> None:
+def test_a_file_means_its_bytes_and_no_module_of_the_process_or_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "helper.py").write_text("raise RuntimeError")
     monkeypatch.syspath_prepend(tmp_path)
     before = list(sys.path)
@@ -165,8 +178,6 @@ def test_a_file_means_its_bytes_and_no_module_of_the_process_or_the_folder(tmp_p
 
 
 def test_a_traceback_shows_the_lines_of_the_file() -> None:
-    import traceback
-
     try:
         load("def fail():\n    raise RuntimeError  # this one").fail()
     except RuntimeError as error:
@@ -174,5 +185,5 @@ def test_a_traceback_shows_the_lines_of_the_file() -> None:
 
 
 def test_what_the_files_print_is_no_output_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    make_network(nanogpt(), ModelConfig.model_validate({**NANO, "block_size": 8}), VOCAB)
+    make_network(nanogpt(), ModelConfig.model_validate({**NANO_MODEL, "block_size": 8}), VOCAB)
     assert capsys.readouterr().out == ""
