@@ -219,7 +219,7 @@ def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[st
             except IntegrityError as error:
                 yield str(error)
     if codec.stored_value(state.opened.config, "model", "module", str):
-        from cairn.tasks.trainer.module_files import promised_file
+        from cairn.tasks.configuration.network_module import promised_file
 
         try:
             for name, sha256 in (run_lookup.configuration_of(state).model.files or {}).items():

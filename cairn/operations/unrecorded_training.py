@@ -33,13 +33,14 @@ from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.configuration_source import allowed_code
+from cairn.tasks.configuration.network_module import keep_files
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.data import corpus, snapshot_build, snapshot_lookup
 from cairn.tasks.machine.arithmetic import arithmetic_of
 from cairn.tasks.machine.placement import library_versions, usable_cores
 from cairn.tasks.policy.attempt_sizes import most_workers, sizes_of
-from cairn.tasks.trainer import module_files, tensor_exchange, trainer_channel, trainer_protocol, training_setup
+from cairn.tasks.trainer import tensor_exchange, trainer_channel, trainer_protocol, training_setup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,7 +236,7 @@ def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Calla
         few = (Component(first_window=0, window_count=min(WINDOWS, count)),)  # every epoch of them is this one batch
         order = SampleOrder(window_count=count, seed=spec.training.seed, global_batch=WINDOWS, components=few)
         code = LocalStore(folder / "code")
-        module_files.keep_files(code, config.model, config.code.files)
+        keep_files(code, config.model, config.code.files)
         state = training_setup.fresh_state(code, spec, data, place)
         observer = training_loop.StepObserver(
             on_step=follow, stop_requested=lambda: bool(steps) and steps[-1].train_loss < BY_HEART

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from cairn.reports.queries import evaluations, run_lookup
-from cairn.tasks.configuration import addresses, configuration_source, network_module, run_configuration
+from cairn.tasks.configuration import addresses, configuration_source, run_configuration
+from cairn.tasks.configuration.network_module import require_allowed
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.evaluator import evaluation_run
 from cairn.tasks.machine.placement import work_folder
@@ -16,8 +17,7 @@ def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation
     """Return the plan: the run's suites, or those of a file; raises `InvalidConfiguration` for an invalid file."""
     config = run_lookup.configuration_of(found.log.state)
     allowed = configuration_source.allowed_code(os.environ)
-    if config.model.module:
-        network_module.require_allowed(config.model, allowed)
+    require_allowed(config.model, allowed)
     config = config.model_copy(update={"code": run_configuration.CodeConfig(allow=allowed)})
     if suite:
         try:

@@ -26,6 +26,7 @@ from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, RejectedRow
 from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, injected_faults
+from cairn.tasks.configuration.network_module import read_files
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
@@ -33,8 +34,8 @@ from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine import machine_speed, placement, process_memory
 from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, most_workers, next_sizes
 from cairn.tasks.text.format import format_quantity
-from cairn.tasks.trainer import module_files, module_trial
 from cairn.tasks.trainer.initial_weights import InitialDirectory, check_directory
+from cairn.tasks.trainer.module_trial import try_module
 from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
 _BESIDE_KEPT = 2
@@ -66,7 +67,7 @@ def check_before_start(
     if opened is not None:
         check_drift(opened.config, wanted, run_id=log.run_id)
         if wanted.model.module and not wanted.code.files:
-            files = module_files.read_files(log.store, wanted.model, wanted.code.allow)
+            files = read_files(log.store, wanted.model, wanted.code.allow)
             wanted = wanted.model_copy(update={"code": wanted.code.with_files(files)})
     try:
         injected_faults.parse_faults(environment.get("CAIRN_FAULTS", ""))
@@ -243,7 +244,7 @@ def estimate_trainer(
 ) -> size_estimate.MemoryEstimate:
     """Return the memory that one trainer of these sizes takes at its peak; of a module by trying one step."""
     if config.model.module:
-        return module_trial.try_module(config.model, config.training, config.code.files, vocab_size, sizes)
+        return try_module(config, vocab_size, sizes)
     micro_batch, recompute, place = sizes.micro_batch, sizes.activation_checkpointing, memory.place
     return size_estimate.estimate_memory(
         config.model, config.training, vocab_size, micro_batch=micro_batch, recompute=recompute, place=place
@@ -328,7 +329,7 @@ def _checkpoint_bytes(state: run_state.RunState, config: RunConfig, vocab_size: 
     if state.newest_committed is not None:
         return state.newest_committed.committed.bytes
     sizes = next_sizes(state, config.training, config.model.block_size)
-    tried = module_trial.try_module(config.model, config.training, config.code.files, vocab_size, sizes)
+    tried = try_module(config, vocab_size, sizes)
     return tried.parameters_bytes + tried.optimizer_bytes
 
 

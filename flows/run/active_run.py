@@ -26,6 +26,7 @@ from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_signal
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.addresses import name_store
+from cairn.tasks.configuration.network_module import keep_files
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from cairn.tasks.data import snapshot_lookup
@@ -37,7 +38,7 @@ from cairn.tasks.policy import run_set, run_symptoms
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import describe_schedule, describe_split, one_line
 from cairn.tasks.tokenize_and_split import Text
-from cairn.tasks.trainer import initial_weights, machines, module_files, trainer_group, trainer_process
+from cairn.tasks.trainer import initial_weights, machines, trainer_group, trainer_process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,7 +231,7 @@ def _record_opening(
     with choosing as mode, TextProgress().showing() as show:
         snapshot = steps.tokenize_and_split(text, log.store, show)
     snapshot_lookup.check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
-    module_files.keep_files(log.store, wanted.model, wanted.code.files)
+    keep_files(log.store, wanted.model, wanted.code.files)
     initial = None
     if wanted.training.init_from is not None:
         files = SnapshotFiles(log.store, snapshot.snapshot_id, folder / "snapshots")

@@ -21,10 +21,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.network import FILLED_IN, KNOWN_PACKAGES, ModelConfig
 from cairn.model.errors import InvalidInput
-
-_PACKAGES = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 
 
 class OwnFiles:
@@ -32,7 +30,7 @@ class OwnFiles:
 
     def __init__(self, files: Mapping[str, bytes], imports: Sequence[str] = ()) -> None:
         """Run nothing yet."""
-        self._files, self._packages = files, _PACKAGES.union(imports)
+        self._files, self._packages = files, KNOWN_PACKAGES.union(imports)
         self._modules = dict[str, ModuleType]()
         digest = hashlib.sha256(b"".join(name.encode() + data for name, data in sorted(files.items())))
         self._prefix = f"_cairn_own_{digest.hexdigest()[:12]}"
@@ -193,7 +191,7 @@ def make_network(files: Mapping[str, bytes], config: ModelConfig, vocab_size: in
         make = getattr(OwnFiles(files, config.imports).load(PurePosixPath(path).stem), name)
         filled = {"vocab_size": vocab_size, "block_size": config.block_size} | (config.arguments or {})
         taken = inspect.signature(make).parameters
-        given = {name: value for name, value in filled.items() if name in taken or name not in _FILLED_IN}
+        given = {name: value for name, value in filled.items() if name in taken or name not in FILLED_IN}
         module = make(**given)
     if not isinstance(module, nn.Module):
         raise InvalidInput(f"model.module = {config.module!r}: made a {type(module).__name__}; rule: an nn.Module")
@@ -202,7 +200,6 @@ def make_network(files: Mapping[str, bytes], config: ModelConfig, vocab_size: in
     return network
 
 
-_FILLED_IN = ("vocab_size", "block_size")
 _REPEATED = 4
 
 

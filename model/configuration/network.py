@@ -7,6 +7,7 @@ models/qwen3.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -67,6 +68,10 @@ PYTHON_FILE = r"^[A-Za-z_][A-Za-z0-9_]*\.py$"
 FileName = Annotated[str, Field(pattern=PYTHON_FILE)]
 OF_MODULE = ("module", "block_size", "imports", "files")
 """The keys of `[model]` for a network of one's own; each other one there is an argument of it."""
+FILLED_IN = ("vocab_size", "block_size")
+"""Arguments of a module that the run knows itself."""
+KNOWN_PACKAGES = frozenset({"torch", "numpy", *sys.stdlib_module_names})
+"""Packages that a module's files may import without being asked."""
 _ONLY_OF_MODULE = ("module", "imports", "files", "arguments")
 
 

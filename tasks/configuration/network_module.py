@@ -6,26 +6,30 @@ packages of `model.imports` as well. Only a machine itself says which of them it
 
 import ast
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from types import GenericAlias
+from typing import Any
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from cairn.model.configuration.network import OF_MODULE, PYTHON_FILE, ModelConfig
+from cairn.model.configuration.network import FILLED_IN, KNOWN_PACKAGES, OF_MODULE, PYTHON_FILE, ModelConfig
+from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.codec import encode, sha256
+from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, read_verified
 from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.errors import InvalidConfiguration
 
-KNOWN_PACKAGES = frozenset({"torch", "numpy", *sys.stdlib_module_names})
-FILLED_IN = ("vocab_size", "block_size")
-"""Arguments that the run knows itself."""
-MOST_BYTES, _MOST_FILES = 1 << 20, 50
-_TYPES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, bool, str, list, tuple)} | {"Literal": Literal}
-_RULE = "int, float, bool, str, or one of these | None, list[…], tuple[…, …] or Literal[…] of them"
+_MOST_BYTES, _MOST_FILES = 1 << 20, 50
+_PLAIN = (int, float, bool, str)
+_TYPES: dict[str, Any] = {kind.__name__: kind for kind in _PLAIN}
+_TYPES |= {f"list[{kind.__name__}]": GenericAlias(list, (kind,)) for kind in _PLAIN}
+_TYPES |= {f"tuple[{kind.__name__}, ...]": GenericAlias(tuple, (kind, ...)) for kind in _PLAIN}
+_TYPES |= {f"{name} | None": kind | None for name, kind in _TYPES.items()}
+"""Types of arguments, as an annotation names them."""
+_RULE = "int, float, bool, str, list[…] or tuple[…, ...] of one of these, or one of all that | None"
 
 
 def read_module(model: ModelConfig, folder: Path) -> tuple[ModelConfig, dict[str, bytes]]:
@@ -67,6 +71,34 @@ def require_allowed(model: ModelConfig, allowed: Sequence[str]) -> None:
         )
 
 
+def keep_files(store: ObjectStore, model: ModelConfig, files: Mapping[str, bytes]) -> None:
+    """Store each file of the module that this command was given, once, as `code/<sha256>.py`."""
+    for name, digest in (model.files or {}).items():
+        with suppress(IntegrityError):  # missing or damaged
+            check_object(store, promised_file(store, name, digest))
+            continue
+        if sha256(files.get(name, b"")) == digest:
+            store.write(f"code/{digest}.py", files[name])
+
+
+def read_files(store: ObjectStore, model: ModelConfig, allowed: Sequence[str]) -> dict[str, bytes]:
+    """Return the stored bytes of the module's files by name, none for another network.
+
+    Raises InvalidConfiguration unless each of them is allowed, and IntegrityError if one is missing or has changed.
+    """
+    require_allowed(model, allowed)
+    promised = {name: promised_file(store, name, digest) for name, digest in (model.files or {}).items()}
+    return {name: bytes(read_verified(store, expected)) for name, expected in promised.items()}
+
+
+def promised_file(store: ObjectStore, name: str, digest: str) -> ExpectedObject:
+    """Return the stored file; raises IntegrityError if it is missing."""
+    if (size := store.size(key := f"code/{digest}.py")) is None or size > _MOST_BYTES:
+        problem = "missing" if size is None else f"{size:,} bytes"
+        raise IntegrityError(f"{key}: {problem}, and the run's network is made by it ({name}); restore it")
+    return ExpectedObject(key=key, bytes=size, sha256=digest)
+
+
 def module_versions(model: ModelConfig) -> dict[str, str]:
     """Return the sha256 of each file of a module and the installed version of each package that it names.
 
@@ -93,7 +125,7 @@ def _entry(model: ModelConfig, folder: Path) -> tuple[Path, str]:
 
 def _read(model: ModelConfig, file: Path) -> bytes:
     try:
-        return read_file(file, MOST_BYTES)
+        return read_file(file, _MOST_BYTES)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise _refusal(model, f"{file} cannot be read: {why}; relative paths start at the configuration") from error
@@ -172,14 +204,14 @@ def _check_arguments(model: ModelConfig, declared: ast.arguments) -> dict[str, A
     arguments = dict[str, Any]()
     for parameter, default in zip(every, defaults, strict=True):
         name, text = parameter.arg, ast.unparse(parameter)
-        kind = _type_of(parameter.annotation)
+        kind = _TYPES.get(ast.unparse(parameter.annotation)) if parameter.annotation else None
         if name in OF_MODULE and name != "block_size":
             wrong.append(f"{model.module}: its argument {name} has the name of a key of [model]; rename it")
         elif kind is None:
             wrong.append(f"{model.module}: its argument {text} has no type that a configuration has; rule: {_RULE}")
         elif name in given:
             try:
-                arguments[name] = kind.validate_json(encode(given[name]), strict=True)
+                arguments[name] = TypeAdapter(kind).validate_json(encode(given[name]), strict=True)
             except ValidationError:
                 wrong.append(f"model.{name} = {given[name]!r}: must be {text}, as {model.module} declares it")
         elif default is None and name not in FILLED_IN:
@@ -190,32 +222,6 @@ def _check_arguments(model: ModelConfig, declared: ast.arguments) -> dict[str, A
     if wrong:
         raise InvalidConfiguration("\n".join(wrong))
     return arguments
-
-
-def _type_of(node: ast.expr | None) -> "TypeAdapter[Any] | None":
-    """Return the type that an annotation names, None for one that no value of a configuration has."""
-    if node is None or not _is_type(node):
-        return None
-    with suppress(TypeError, ValueError, PydanticUserError):  # made of these names alone, so nothing of the file runs
-        return TypeAdapter(eval(compile(ast.Expression(node), "annotation", "eval"), {"__builtins__": {}}, _TYPES))
-    return None
-
-
-def _is_type(node: ast.expr) -> bool:
-    match node:
-        case ast.Constant(value=value):
-            return value is None
-        case ast.Name(id=name):
-            return name in _TYPES
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _is_type(left) and _is_type(right)
-        case ast.Subscript(value=ast.Name(id=name), slice=inner):
-            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-            if name == "Literal":
-                return all(isinstance(part, ast.Constant) for part in parts)
-            ends_open = name == "tuple" and isinstance(parts[-1], ast.Constant) and parts[-1].value is ...
-            return name in ("list", "tuple") and all(map(_is_type, parts[:-1] if ends_open else parts))
-    return False
 
 
 def _refusal(model: ModelConfig, problem: str) -> InvalidConfiguration:

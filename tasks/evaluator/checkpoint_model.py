@@ -23,9 +23,10 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.network_module import read_files
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer import initial_weights, module_files, tensor_exchange, weights_source
+from cairn.tasks.trainer import initial_weights, tensor_exchange, weights_source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +54,7 @@ def open_model(
     A module is made by its stored files if they are among the `allowed_code`; `InvalidConfiguration` if not.
     """
     network: own_network.Network
-    files = module_files.read_files(store, model, allowed_code)
+    files = read_files(store, model, allowed_code)
     snapshot = open_snapshot(store, snapshot_id, cache_dir)
     if model.module:
         network = own_network.make_network(files, model, snapshot.manifest.vocab_size).to(device)

@@ -16,8 +16,9 @@ from cairn.storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.network_module import read_files
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup
-from cairn.tasks.trainer import initial_weights, module_files, staging, tensor_exchange, trainer_protocol
+from cairn.tasks.trainer import initial_weights, staging, tensor_exchange, trainer_protocol
 from cairn.tasks.trainer.trainer_channel import Place
 
 _DOWNLOADS = 4
@@ -113,7 +114,7 @@ class CheckpointLoad:
 
 def fresh_state(store: ObjectStore, spec: trainer_protocol.TrainerSpec, data: TrainingData, place: Place) -> TrainState:
     """Return the state of step 0, without values where a checkpoint gives them; its module's files are the store's."""
-    files = module_files.read_files(store, spec.model, spec.allowed_code)
+    files = read_files(store, spec.model, spec.allowed_code)
     training = spec.training.model_copy(update={"activation_checkpointing": spec.activation_checkpointing})
     new, manifest = spec.resume is None, data.snapshot.manifest
     state = TrainState.create(

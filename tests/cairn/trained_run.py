@@ -8,9 +8,9 @@ from cairn.storage.checkpoints.checkpoint import commit_checkpoint
 from cairn.storage.logs.run_entries import CheckpointSuperseded, DataQuarantined, StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.codec import sha256
+from cairn.tasks.configuration.network_module import keep_files
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import library_versions, this_placement
-from cairn.tasks.trainer.module_files import keep_files
 from tests.entries import decided, ended, opened, started, writer
 from tests.tasks.trainer_in_process import TrainingWorld
 

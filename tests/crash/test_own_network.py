@@ -1,4 +1,4 @@
-"""nanoGPT's own file, unchanged, under the promise: killed, moved, continued elsewhere, refused where it is not allowed."""
+"""nanoGPT's own file, unchanged, under the promise: killed, moved, continued elsewhere, refused where not allowed."""
 
 import json
 from hashlib import sha256
@@ -48,9 +48,7 @@ def test_another_machine_goes_on_only_with_the_digests_that_it_allows(command: C
     (command.folder / "run.toml").unlink()
     by_id = ("train", "--run-id", RUN)
     assert command.start_verb(*by_id).wait() == 2
-    assert (
-        f"CAIRN_CODE__ALLOW={','.join(sorted(ALLOWED.split(',')))}" in command.output() or "code/" in command.output()
-    )
+    assert f"CAIRN_CODE__ALLOW={ALLOWED}" in command.output()
     assert command.start_verb(*by_id, CAIRN_CODE__ALLOW=ALLOWED).wait() == 0, command.output()
     first, second = command.state().attempts
     for name, data in nanogpt().items():

@@ -13,9 +13,9 @@ import torch
 
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.codec import sha256
+from cairn.tasks.configuration.network_module import keep_files, read_files
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.trainer.module_files import keep_files, read_files
 from tests.cairn.trained_run import RUN, TrainedRun
 from tests.commands import Cairn, Ended, run_here
 from tests.memory_store import MemoryStore

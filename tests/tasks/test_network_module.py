@@ -25,7 +25,7 @@ except ImportError:
 
 def build(vocab_size: int, width: int, name: str = "plain", rate: float = 0.5,
           deep: bool = math.pi > 3, sizes: list[int] = [1, 2], pair: tuple[int, ...] = (),
-          kind: Literal['a', 'b'] = "a", *, top: int | None = None
+          *, top: int | None = None
 ):
     import transformers
     return Layer(width)
@@ -39,7 +39,7 @@ class Bare(nn.Module):
     pass
 """
 FILES = {
-    "net.py": NET.replace('"Literal', "Literal").replace(']" =', "] ="),
+    "net.py": NET,
     "parts.py": "import more\n",
     "more.py": "",
 }
@@ -67,7 +67,7 @@ def test_arguments_are_those_given_and_the_literal_defaults(folder: Path) -> Non
     found = read(folder, **WIDE, rate=1, pair=[3, 4], top=5, block_size=9)
     assert found.block_size == 9
     assert found.arguments == {
-        "width": 8, "name": "plain", "rate": 1.0, "sizes": [1, 2], "pair": (3, 4), "kind": "a", "top": 5
+        "width": 8, "name": "plain", "rate": 1.0, "sizes": [1, 2], "pair": (3, 4), "top": 5
     }  # fmt: skip
 
 
@@ -97,7 +97,8 @@ def test_a_configuration_says_of_a_module_what_was_written_and_of_another_networ
         ({"width": True}, "must be width: int"),
         ({"width": 8, "rate": "x"}, "must be rate: float"),
         ({"width": 8, "sizes": [1, "2"]}, "must be sizes: list[int]"),
-        ({"width": 8, "kind": "c"}, "must be kind: Literal['a', 'b']"),
+        ({"width": 8, "top": 1.5}, "must be top: int | None"),
+        ({"width": 8, "pair": 3}, "must be pair: tuple[int, ...]"),
         ({"width": 8, "widht": 9}, "model.widht = 9: net.py:build has no such argument; it takes vocab_size: int"),
         ({"width": 8, "self": 1}, "has no such argument"),
         ({"module": "net.py:Net", "width": 1, "self": 1}, "it takes width: int"),

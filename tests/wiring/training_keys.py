@@ -13,9 +13,9 @@ from cairn.model.errors import InvalidInput
 from cairn.model.training import determinism
 from cairn.model.training.parallel import SINGLE_RANK
 from cairn.storage.stores.codec import sha256
+from cairn.tasks.configuration.network_module import keep_files
 from cairn.tasks.trainer import trainer as trainer_module
 from cairn.tasks.trainer import trainer_channel
-from cairn.tasks.trainer.module_files import keep_files
 from cairn.tasks.trainer.trainer import Trainer
 from cairn.tasks.trainer.trainer_channel import ParentChannel, Place, RankChannel
 from cairn.tasks.trainer.trainer_group import TrainerGroup
