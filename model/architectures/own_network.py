@@ -77,8 +77,9 @@ class OwnNetwork(nn.Module):
         super().__init__()
         self.module, self.config, self.vocab_size = module, config, vocab_size
         for name, parameter in module.named_parameters():
-            if parameter.dtype != torch.float32:
-                raise self.refusal(f"{name} is {parameter.dtype}; rule: parameters are float32, as they are made")
+            if parameter.dtype != torch.float32 or not parameter.is_contiguous():
+                kind = f"{parameter.dtype}{'' if parameter.is_contiguous() else ' and not contiguous'}"
+                raise self.refusal(f"{name} is {kind}; rule: parameters are float32 and contiguous, as they are made")
             if not parameter.requires_grad:
                 raise self.refusal(f"{name} is frozen; rule: what is not trained is a buffer, which the file makes")
         if not any(True for _ in module.parameters()):

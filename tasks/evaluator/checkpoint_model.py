@@ -85,6 +85,9 @@ def write_model_directory(
             (staging / name).write_text(content, encoding="utf-8", newline="")
         weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in network.named_parameters()}
         if isinstance(network, own_network.OwnNetwork):
+            kept = network.module.state_dict()
+            buffers = ((name, one) for name, one in network.module.named_buffers() if name in kept)
+            weights |= {name: one.cpu().numpy() for name, one in buffers}
             for name, code in network.files.items():
                 (staging / name).write_bytes(code)
         else:

@@ -116,6 +116,7 @@ def test_a_parameter_without_part_in_the_loss_has_a_gradient_of_zeros_and_the_ot
         (layers("", "x = x * random.random()"), "draws random numbers elsewhere"),
         (layers("", "x = x + x.mean(1, keepdim=True)"), "a prediction changes with a later token"),
         (layers("self.small = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))"), "small is torch.bfloat16"),
+        (layers("self.turned = nn.Parameter(torch.zeros(2, 3).t())"), "turned is torch.float32 and not contiguous"),
         (layers("self.table.weight.requires_grad = False"), "table.weight is frozen"),
         (layers("", "return x"), "at least 61 ids"),
         (layers("", "return self.head(x)[:, -1]"), "forward returned (2, 61) for ids (2, 8)"),
