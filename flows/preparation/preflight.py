@@ -66,9 +66,9 @@ def check_before_start(
     wanted = configure_run(resolved, log.state, environment)
     if opened is not None:
         check_drift(opened.config, wanted, run_id=log.run_id)
-        if wanted.model.module and not wanted.code.files:
-            files = read_files(log.store, wanted.model, wanted.code.allow)
-            wanted = wanted.model_copy(update={"code": wanted.code.with_files(files)})
+    if wanted.model.module and not wanted.code.files:
+        files = read_files(log.store, wanted.model, wanted.code.allow)
+        wanted = wanted.model_copy(update={"code": wanted.code.with_files(files)})
     try:
         injected_faults.parse_faults(environment.get("CAIRN_FAULTS", ""))
         if is_here:

@@ -205,16 +205,20 @@ _REPEATED = 4
 
 
 @torch.no_grad()
-def check_network(network: OwnNetwork, again: OwnNetwork) -> None:
+def check_network(network: OwnNetwork, again: OwnNetwork, other: OwnNetwork) -> None:
     """Raise InvalidInput for what no checkpoint could hold, and for predictions that see a later token.
 
-    That is a buffer that a forward pass changes, or that `again`, made with other random numbers, has otherwise, and
-    random numbers from elsewhere than torch's generators. The process's generators are seeded anew.
+    That is a buffer that a forward pass changes, or that the `other` network, made by other random numbers, has
+    otherwise, and random numbers from elsewhere than torch's generators: the network `again`, of equal ones, is equal.
+    The process's generators are seeded anew.
     """
+    for name, parameter in again.named_parameters():
+        if not torch.equal(network.get_parameter(f"module.{name}").cpu(), parameter):
+            raise network.refusal(f"{name} is made by random numbers from elsewhere; rule: from torch's generators")
     time = min(network.config.block_size, 8)
     ids = torch.arange(2 * time, device=network.device).view(2, time) % network.vocab_size  # (2, t)
     before = {name: buffer.clone() for name, buffer in network.module.named_buffers()}
-    others, seen = dict(again.module.named_buffers()), list[Tensor]()
+    others, seen = dict(other.module.named_buffers()), list[Tensor]()
     for _ in range(_REPEATED):
         torch.manual_seed(0)
         seen.append(network.train()(ids, ids))
@@ -225,8 +229,8 @@ def check_network(network: OwnNetwork, again: OwnNetwork) -> None:
             raise network.refusal(f"buffer {name} is made of random numbers; rule: a parameter, or a seed of its own")
     if not all(torch.equal(seen[0], one) for one in seen):
         raise network.refusal("a forward pass draws random numbers elsewhere; rule: from torch's own generators alone")
-    other = ids.clone()
-    other[:, -1] = (ids[:, -1] + 1) % network.vocab_size
-    if not torch.equal(network.eval()(ids, ids)[:, : time - 1], network(other, ids)[:, : time - 1]):
+    changed = ids.clone()
+    changed[:, -1] = (ids[:, -1] + 1) % network.vocab_size
+    if not torch.equal(network.eval()(ids, ids)[:, : time - 1], network(changed, ids)[:, : time - 1]):
         raise network.refusal("a prediction changes with a later token; rule: each sees only those before it")
     network.train()

@@ -153,6 +153,8 @@ class ModelConfig(Section, use_attribute_docstrings=True):
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> Self:
+        if self.files is not None and (self.module or "").rpartition(":")[0] not in self.files:
+            raise ValueError(f"files={sorted(self.files)} do not have that of module={self.module!r}; leave files out")
         if self.imports and not self.module:
             raise ValueError(f"imports={list(self.imports)} are those of a module's files; set module, or leave it out")
         if "head_size" not in self.model_fields_set and self.n_embd % self.n_head:

@@ -248,8 +248,8 @@ def _make_own(
         determinism.seed_generators(training.seed, device)
         model = make_network(files, config, vocab_size).to(device)
         if checked:
-            determinism.seed_generators(training.seed + 1, device)
-            check_network(model, make_network(files, config, vocab_size))
+            determinism.seed_generators(training.seed, device)
+            check_network(model, *(make_network(files, config, vocab_size) for _ in range(2)))
     if training.activation_checkpointing:
         model.recompute_blocks()
     return model

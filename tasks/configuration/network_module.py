@@ -52,7 +52,8 @@ def read_module(model: ModelConfig, folder: Path) -> tuple[ModelConfig, dict[str
         waiting += _files_beside(model, file, trees[file.name])
     arguments = _check_arguments(model, _parameters(model, trees[path.name], name))
     hashes = {file: sha256(files[file]) for file in sorted(files)}
-    return model.model_copy(update={"files": hashes, "arguments": arguments}), files
+    named = f"{path.name}:{name}"  # without folders, which another machine has otherwise
+    return model.model_copy(update={"module": named, "files": hashes, "arguments": arguments}), files
 
 
 def require_allowed(model: ModelConfig, allowed: Sequence[str]) -> None:

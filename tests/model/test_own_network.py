@@ -113,6 +113,10 @@ def test_a_parameter_without_part_in_the_loss_has_a_gradient_of_zeros_and_the_ot
     [
         (layers("self.norm = nn.BatchNorm1d(n_embd)", "x = self.norm(x.mT).mT"), "buffer norm.running_mean changes"),
         (layers('self.register_buffer("noise", torch.randn(4))'), "buffer noise is made of random numbers"),
+        (
+            layers("self.table.weight.data.fill_(random.random())"),
+            "table.weight is made by random numbers",
+        ),
         (layers("", "x = x * random.random()"), "draws random numbers elsewhere"),
         (layers("", "x = x + x.mean(1, keepdim=True)"), "a prediction changes with a later token"),
         (layers("self.small = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))"), "small is torch.bfloat16"),

@@ -120,7 +120,16 @@ def logged(**model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "files", [None, {}, {"../net.py": "0" * 64}, {"a/b.py": "0" * 64}, {"net.txt": "0" * 64}, {"net.py": "../../x"}]
+    "files",
+    [
+        None,
+        {},
+        {"../net.py": "0" * 64},
+        {"a/b.py": "0" * 64},
+        {"net.txt": "0" * 64},
+        {"other.py": "0" * 64},
+        {"net.py": "../../x"},
+    ],
 )
 def test_a_log_names_its_module_by_digests_and_no_file_of_a_machine(files: dict[str, str] | None) -> None:
     with pytest.raises(IntegrityError, match="the log was changed"):

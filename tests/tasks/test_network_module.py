@@ -1,5 +1,6 @@
 """What a module of one's own may be: read and refused by its text alone, of which nothing runs."""
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from cairn.model.configuration.network import ModelConfig
 from cairn.storage.stores.codec import sha256
-from cairn.tasks.configuration.network_module import read_module
+from cairn.tasks.configuration.network_module import module_versions, read_module
 from cairn.tasks.errors import InvalidConfiguration
 
 NET = """
@@ -61,6 +62,17 @@ def test_a_module_is_its_file_and_those_that_it_imports_and_nothing_of_them_runs
     (folder / "other.py").write_text("")
     found = read(folder, **WIDE)
     assert found.files == {name: sha256(text.encode()) for name, text in FILES.items()}
+
+
+def test_a_module_is_known_by_its_name_wherever_its_folder_is(folder: Path) -> None:
+    assert read(folder.parent, **{**WIDE, "module": f"{folder.name}/net.py:build"}) == read(folder, **WIDE)
+
+
+def test_receipts_name_the_files_and_the_versions_of_the_packages(folder: Path) -> None:
+    versions = module_versions(read(folder, **WIDE, imports=["yaml"]))
+    assert versions == {**{name: sha256(text.encode()) for name, text in FILES.items()}, "yaml": version("pyyaml")}
+    with pytest.raises(InvalidConfiguration, match="'gone': it is not installed on this machine"):
+        module_versions(read(folder, **WIDE, imports=["gone"]))
 
 
 def test_arguments_are_those_given_and_the_literal_defaults(folder: Path) -> None:
