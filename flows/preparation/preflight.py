@@ -326,10 +326,9 @@ def _checkpoint_bytes(state: run_state.RunState, config: RunConfig, vocab_size: 
     """Return the size of a checkpoint; a module's is that of its newest, or of a trial's state."""
     if not config.model.module:
         return size_estimate.checkpoint_bytes(config.model, config.training, vocab_size)
-    if state.newest_committed is not None:
-        return state.newest_committed.committed.bytes
-    sizes = next_sizes(state, config.training, config.model.block_size)
-    tried = try_module(config, vocab_size, sizes)
+    if (newest := state.newest_committed) is not None:
+        return newest.committed.bytes
+    tried = try_module(config, vocab_size, next_sizes(state, config.training, config.model.block_size))
     return tried.parameters_bytes + tried.optimizer_bytes
 
 
