@@ -150,6 +150,7 @@ def open_run_model(
 ) -> "CheckpointModel":
     """Return the run's network with the verified weights of a checkpoint, as `open_model` does."""
     from cairn.model.training.determinism import resolve_device
+    from cairn.tasks.configuration.configuration_source import allowed_code
     from cairn.tasks.evaluator.checkpoint_model import open_model
 
     config, opened = run_lookup.configuration_of(log.state), log.state.opened
@@ -162,6 +163,7 @@ def open_run_model(
         cache_dir=work_folder(os.environ) / "snapshots",
         device=resolve_device(device),
         mask_documents=config.training.mask_documents,
+        allowed_code=allowed_code(os.environ),
     )
 
 
@@ -302,6 +304,8 @@ def write_card(
     }
     config = parse_stored_configuration(found.opened.config)  # what is not frozen has its default
     promotions = alias_history.list_promotions(found.log.store)
+    path, _, entry = (config.model.module or "").rpartition(":")
+    given = ", ".join(f"{name}={value!r}" for name, value in getattr(opened.network, "called_with", {}).items())
     return pages.get_template("model_card.md.j2").render(
         state=found.log.state,
         opened=found.opened,
@@ -313,6 +317,8 @@ def write_card(
         config=config,
         model=config.model,
         family=family_of(config.model),
+        entry=(Path(path).stem, entry),
+        call=f"{entry}({given})",
         source=source,
         is_adapter=is_adapter,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from cairn.flows.run.active_run import ActiveRun
 from cairn.storage.logs import log_entry, run_entries, run_state
 from cairn.tasks.attempt import attempt_entries, preemption_notice
+from cairn.tasks.configuration.network_module import module_versions
 from cairn.tasks.errors import BudgetExhausted
 from cairn.tasks.machine import machine_speed, placement
 from cairn.tasks.policy import attempt_sizes, cost_limit
@@ -121,7 +122,7 @@ def _claim(
         code_version=placement.code_version(),
         resumed_from=reference,
         quarantined_samples=len(state.quarantined_windows),
-        versions=placement.library_versions(),
+        versions=placement.library_versions() | module_versions(run.config.model),
         faults=run.evaluation.faults,
         gathering_seconds=run.gathering_seconds,
         claim_id=uuid.uuid4().hex[:12],

@@ -253,6 +253,8 @@ def record_end(run: active_run.ActiveRun, evidence: Evidence, last: step_log.Hea
 
 def _room(run: active_run.ActiveRun) -> MemoryRoom | None:
     """Return the memory that the next attempt has, now that the trainer is gone; None if it is not known."""
+    if run.config.model.module:  # whose memory no formula knows
+        return None
     try:
         vocab_size = read_manifest(run.log.store, run.origin.snapshot_id).vocab_size
     except StorageError:  # no reason to write no receipt
@@ -285,6 +287,7 @@ def _trainer_spec(run: active_run.ActiveRun, started: run_entries.AttemptStarted
     return trainer_protocol.TrainerSpec(
         data=config.data,
         model=config.model,
+        allowed_code=config.code.allow,
         training=config.training,
         divergence=config.divergence,
         run_id=run.log.run_id,

@@ -62,6 +62,7 @@ def _open(spec: EvaluationSpec, device: str) -> checkpoint_model.CheckpointModel
         cache_dir=spec.plan.cache_dir,
         device=resolve_device(device),
         mask_documents=spec.plan.mask_documents,
+        allowed_code=spec.plan.allowed_code,
     )
 
 

@@ -34,6 +34,7 @@ from cairn.storage.logs import log_entry, run_log, step_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.injected_faults import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
+from cairn.tasks.configuration.network_module import module_versions
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.machine.arithmetic import arithmetic_of
 from cairn.tasks.trainer import staging, staging_buffer, tensor_exchange, trainer_group, training_setup
@@ -131,7 +132,7 @@ class Trainer:
         self._reporter = StepReporter(spec, self._store, prefix, channel, place.ranks)
         self._load = training_setup.CheckpointLoad(self._store, spec.resume)
         self._data = training_setup.open_training_data(self._store, spec, place)
-        self._state = training_setup.fresh_state(spec, self._data, place)
+        self._state = training_setup.fresh_state(self._store, spec, self._data, place)
         self._faults = FaultPlan(self._store, prefix, spec.faults, attempt=spec.attempt)
         self._spikes = SpikeCheck(spec.divergence, self._data.inputs.order)
         shared, buffer = None, staging_buffer.StagingBuffer(place.device)
@@ -185,6 +186,7 @@ class Trainer:
         tensors = self._staging.copy(self._state.live_tensors())
         step, cursor, rate = self._state.step, self._state.cursor, self._reporter.learning_rate
         versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+        versions |= module_versions(self._spec.model)
         small = tuple(map(small_tensor, tensor_exchange.to_group("trainer", tensors).records))
         document = TrainerDocument(
             version=1, step=step, cursor=cursor, learning_rate=rate, versions=versions, tensors=small

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from cairn.model.architectures import adapters
-from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.own_network import Network
 from cairn.model.data import batch_loader, token_windows
 from cairn.model.errors import InvalidInput
 from cairn.model.training.parallel import Workers
@@ -19,6 +19,7 @@ from cairn.storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.network_module import read_files
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup
 from cairn.tasks.trainer import initial_weights, staging, tensor_exchange, trainer_protocol
 from cairn.tasks.trainer.trainer_channel import Place
@@ -113,17 +114,20 @@ class CheckpointLoad:
         return manifest.state_sha256
 
 
-def load_initial_weights(store: ObjectStore, sha256: str, network: GPT) -> None:
+def load_initial_weights(store: ObjectStore, sha256: str, network: Network) -> None:
     """Read stored weights that runs begin with into a network; raises IntegrityError if a byte has changed."""
     weights = initial_weights.read_initial_weights(store, sha256).items()
     load_weights(network, {f"{WEIGHT_PREFIX}{name}": torch.from_numpy(array) for name, array in weights})
 
 
-def fresh_state(spec: trainer_protocol.TrainerSpec, data: TrainingData, place: Place) -> TrainState:
-    """Return the state of step 0, without values where a checkpoint gives them."""
+def fresh_state(store: ObjectStore, spec: trainer_protocol.TrainerSpec, data: TrainingData, place: Place) -> TrainState:
+    """Return the state of step 0, without values where a checkpoint gives them; its module's files are the store's."""
+    files = read_files(store, spec.model, spec.allowed_code)
     training = spec.training.model_copy(update={"activation_checkpointing": spec.activation_checkpointing})
     new, manifest = spec.resume is None, data.snapshot.manifest
-    state = TrainState.create(spec.model, training, manifest.vocab_size, place.device, place.ranks, filled=new)
+    state = TrainState.create(
+        spec.model, training, manifest.vocab_size, place.device, place.ranks, filled=new, files=files
+    )
     if training.mask_documents:
         state.model.boundary_id = manifest.end_of_text_id
     if training.lora is not None:

@@ -30,9 +30,11 @@ class TinyRun:
         device: torch.device = CPU,
         ranks: Ranks = SINGLE_RANK,
         has_answers: bool = False,
+        files: dict[str, bytes] | None = None,
         **training: Any,
     ) -> None:
-        self.model_config = ModelConfig(**{"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, **(model or {})})
+        sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, **(model or {})}
+        self.model_config = ModelConfig.model_validate(sizes)
         exact = {"precision": "fp32", "kernels": "stock"}
         self.training = TrainingConfig(**{"steps": 12, "global_batch": 6, "warmup_steps": 2, **exact, **training})
         tokens = np.random.default_rng(5).integers(0, VOCAB, 401).astype(np.uint16)
@@ -43,7 +45,7 @@ class TinyRun:
         self.order = SampleOrder(
             window_count=self.windows.window_count, seed=3, global_batch=self.training.global_batch
         )
-        self.state = TrainState.create(self.model_config, self.training, VOCAB, device, ranks)
+        self.state = TrainState.create(self.model_config, self.training, VOCAB, device, ranks, files=files)
 
     def train(
         self,

@@ -183,8 +183,8 @@ FLOW_MUTANTS = (
     mutant(
         "start-without-faults",
         CLAIM,
-        "versions=placement.library_versions(),\n        faults=run.evaluation.faults",
-        'versions=placement.library_versions(),\n        faults=""',
+        "module_versions(run.config.model),\n        faults=run.evaluation.faults",
+        'module_versions(run.config.model),\n        faults=""',
         f"{TESTS}::test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_inject",
     ),
     mutant(

@@ -281,7 +281,7 @@ TRAINING_MUTANTS = (
     mutant(
         "layers-gathered-in-fp32",
         "model/training/train_state.py",
-        "AUTOCAST_DTYPES.get(training_config.precision)",
+        "AUTOCAST_DTYPES.get(training.precision)",
         'AUTOCAST_DTYPES.get("fp32")',
         "tests/model/test_sharding.py::test_layers_are_gathered_in_the_numbers_that_they_are_computed_in",
     ),
