@@ -91,10 +91,10 @@ class ViewCache:
         assert entry.view is not None
         return entry.view
 
-    def expire(self, name: str) -> None:
-        """Let the next one who asks for a view read it again."""
+    def expire(self, *names: str) -> None:
+        """Let the next one who asks for one of these views read it again."""
         with self._lock:
-            if (entry := self._entries.get(name)) is not None:
+            for entry in filter(None, map(self._entries.get, names)):
                 entry.due = 0.0
 
     def _refresh(self, entry: _Entry, open_view: Callable[[], Callable[[], Any]]) -> None:
@@ -248,8 +248,7 @@ class LivePages:
         return [self._views.read(f"run/{run_id}", partial(follow, run_id)) for run_id in run_ids[:MOST_COMPARED]]
 
     def _expire_run(self, run_id: str) -> None:
-        self._views.expire("runs")
-        self._views.expire(f"run/{run_id}")
+        self._views.expire("runs", f"run/{run_id}")
 
     def _expand(self, names: Sequence[str]) -> Sequence[str]:
         """Return the runs that are named, by themselves or by their set; several that are runs need no list of all."""

@@ -16,7 +16,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from cairn.model.errors import ModelError
@@ -43,7 +43,7 @@ _OFF = (
     "no text is drawn from this store, because others can write to it and their checkpoints decide what is computed "
     "here; rule: a folder of yours that nobody else may write to, or `cairn ui --prompts`"
 )
-_EXPECTED = (ModelError, OSError, ReportError, StorageError, TaskError)
+_EXPECTED = (ClientDisconnect, ModelError, OSError, ReportError, StorageError, TaskError)
 T = TypeVar("T")
 
 

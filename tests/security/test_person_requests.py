@@ -2,7 +2,9 @@
 
 import json
 import os
+import socket
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from starlette.responses import PlainTextResponse
 
 from cairn.operations.run_notes import note_run
 from cairn.operations.trained_models import RunSampler, SampleRequest
@@ -210,6 +213,29 @@ def test_a_child_ends_with_the_one_who_waits_for_its_text_and_the_next_is_answer
         wait_until(partial(is_answered, live), "an answer for the next")
         wait_until(lambda: not any(map(is_alive, started)), "the end of the child")
         assert len(started) == turn + 1
+
+
+@pytest.mark.parametrize("path", ORDERS)
+def test_one_who_leaves_within_an_order_or_a_text_does_nothing_and_prints_nothing(
+    live: LiveServer,
+    bard: FabricatedRun,
+    started: list[Any],
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    drawing(monkeypatch, ENDLESS)
+    left = threading.Event()
+    monkeypatch.setattr(person_requests, "_refuse", lambda error: left.set() or PlainTextResponse(""))
+    own = f"127.0.0.1:{live.port}"
+    head = f"Host: {own}\r\nOrigin: http://{own}\r\nAuthorization: Bearer {live.access.token}\r\n"
+    with socket.create_connection(("127.0.0.1", live.port)) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\n{head}Content-Length: 100\r\n\r\n{{".encode())
+    assert left.wait(60) and nothing_was_done(bard, started)
+    if path == PROMPT:
+        assert is_answered(live)
+        wait_until(lambda: not any(map(is_alive, started)), "the end of the child")
+    assert capfd.readouterr() == ("", "")
 
 
 def is_answered(live: LiveServer) -> bool:
