@@ -37,22 +37,23 @@ def make_optimizers(model: Network, training: TrainingConfig) -> tuple[Optimizer
     table = [row for row in rows if parameters[row.name].requires_grad]
     matrices = [row for row in table if training.optimizer == "muon" and row.kind == "matrix"]
     others = [row for row in table if training.optimizer != "muon" or row.kind != "matrix"]
-    decay, momentum = training.weight_decay, training.momentum
+    decaying = [parameters[row.name] for row in others if row.decays] + adapters
     groups: list[dict[str, Any]] = [
-        {"params": [parameters[row.name] for row in others if row.decays] + adapters, "weight_decay": decay},
+        {"params": decaying, "weight_decay": training.weight_decay},
         {"params": [parameters[row.name] for row in others if not row.decays], "weight_decay": 0.0},
     ]
     if isinstance(model, OwnNetwork):
         groups = model.optimizer_groups(training.weight_decay)
     groups = [group for group in groups if group["params"]]
     if training.optimizer in ("momentum", "sgd"):
-        kept = momentum if training.optimizer == "momentum" else 0.0
-        optimizers: list[Optimizer] = [SGD(groups, lr=training.lr, momentum=kept, fused=True)]
+        momentum = training.momentum if training.optimizer == "momentum" else 0.0
+        optimizers: list[Optimizer] = [SGD(groups, lr=training.lr, momentum=momentum, fused=True)]
     else:
         kind = Adam if training.optimizer == "adam" else AdamW
         optimizers = [kind(groups, lr=training.lr, betas=training.betas, fused=True)]
     if matrices:
         group = {"params": [parameters[row.name] for row in matrices], "rows": [row.rows for row in matrices]}
+        decay, momentum = training.weight_decay, training.momentum
         optimizers.append(Muon([group], lr=training.muon_lr, weight_decay=decay, momentum=momentum))
     for optimizer in optimizers:
         for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):

@@ -188,13 +188,15 @@ def spoken_by(tuned: Path, questions: Sequence[str] = UNSEEN) -> list[tuple[str,
     library: Any = importlib.import_module("transformers")
     kinds = (library.AutoModelForCausalLM, library.AutoTokenizer)
     model, tokenizer = (kind.from_pretrained(tuned) for kind in kinds)
+    tokenizer.pad_token = tokenizer.eos_token
+    given = tokenizer([prompt_of(each) for each in questions], return_tensors="pt", padding=True, padding_side="left")
+    with torch.no_grad():
+        rows = model.generate(**given, max_new_tokens=32, do_sample=False)[:, given["input_ids"].shape[1] :]
     said = list[tuple[str, str]]()
-    for question in questions:
-        given = tokenizer(prompt_of(question), return_tensors="pt")
-        with torch.no_grad():
-            ids = model.generate(**given, max_new_tokens=48, do_sample=False)[0, given["input_ids"].shape[1] :]
-        is_ended = bool(ids[-1] == tokenizer.eos_token_id)
-        said.append((tokenizer.decode(ids[: -1 if is_ended else None]), "end-of-text" if is_ended else "length"))
+    for ids in rows.tolist():
+        is_ended = tokenizer.eos_token_id in ids
+        own = ids[: ids.index(tokenizer.eos_token_id)] if is_ended else ids
+        said.append((tokenizer.decode(own), "end-of-text" if is_ended else "length"))
     return said
 
 

@@ -172,10 +172,14 @@ def test_what_cannot_be_trained_is_refused_in_words(
     assert ended.code == 2 and words in ended.err
 
 
-def test_a_batch_is_not_learned_by_heart_beside_random_weights(cairn: Cairn, store: LocalStore, tmp_path: Path) -> None:
+def test_a_plan_counts_what_is_trained_and_no_batch_is_learned_by_heart_beside_random_weights(
+    cairn: Cairn, store: LocalStore, tmp_path: Path
+) -> None:
     commit_model(store, tmp_path, small_configuration())
     assert cairn("export", "bard", "out").code == 0
     text = '[data]\nsources = ["text.jsonl"]\nval_fraction = 0.3\n[training]\nsteps = 2\ndevice = "cpu"\n'
     (tmp_path / "run.toml").write_text(f'{text}init_from = "out"\nlora = {{}}\n')
+    planned = cairn("train", "run.toml", "--dry-run")
+    assert "trains        3,072 numbers of adapters of rank 8; the weights stay" in planned.out, planned.out
     ended = cairn("train", "run.toml", "--overfit-one-batch")
     assert ended.code == 2 and "beside which adapters learn nothing; leave training.lora out" in ended.err
