@@ -15,7 +15,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm test-image image gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-ui bench-continuation bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-history bench-install bench-time-to-loss check lock audit docs format pictures up clean
+.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm test-image image gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-ui bench-continuation bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-history bench-install bench-time-to-loss bench-style check lock audit docs format pictures up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -151,6 +151,9 @@ bench-step: $(DEVELOPER)  ## the training step's modes against each other; ARGS=
 
 bench-time-to-loss: $(DEVELOPER)  ## training time to nanoGPT's loss beside its own command; ARGS="--nanogpt DIR --text tinyshakespeare.txt"
 	@$(BIN)/python -m tests.benchmarks.bench_time_to_loss $(ARGS)
+
+bench-style: $(DEVELOPER)  ## SmolLM2-135M learns a style with adapters and with all its weights; ARGS=FOLDER that tests/benchmarks/gguf_weights.py made
+	@$(BIN)/python -m tests.benchmarks.bench_style $(ARGS)
 
 bench-sum: $(DEVELOPER)  ## adding gradients along the tree beside adding them in turn, and two processes beside one; ARGS= adds options
 	@$(BIN)/python -m tests.benchmarks.bench_sum $(ARGS)

@@ -145,11 +145,19 @@ def sample(
     return ExitCode.DONE
 
 
-def export(reference: Reference, folder: str, *, store: Url = "", json: Json = False) -> None:
+def export(
+    reference: Reference,
+    folder: str,
+    *,
+    adapter: Flag = False,
+    store: Url = "",
+    json: Json = False,
+) -> None:
     """Write a committed checkpoint as a directory that `transformers` opens, with a model card about its origin.
 
     Args:
         folder: a new or empty folder; nothing is overwritten.
+        adapter: of a run with training.lora only the adapters, as peft opens them; else they are in the weights.
 
     Examples:
         cairn export champion ./model
@@ -157,7 +165,8 @@ def export(reference: Reference, folder: str, *, store: Url = "", json: Json = F
     """
     from cairn.operations.trained_models import export_model
 
-    written = export_model(run_lookup.find_checkpoint(open_chosen_store(store), reference), Path(folder))
+    found = run_lookup.find_checkpoint(open_chosen_store(store), reference)
+    written = export_model(found, Path(folder), adapter=adapter)
     lines = (f"{Path(written.folder) / name}  {file.bytes:,} bytes" for name, file in written.files.items())
     output.print_document(written) if json else output.print_line("\n".join(lines))
 

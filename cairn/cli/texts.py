@@ -251,6 +251,11 @@ def _describe_recipe(config: "RunConfig") -> Iterator[tuple[str, str]]:
     yield "optimizer", f"{chosen.optimizer}, {rate}; weight decay {chosen.weight_decay:g}, {clipped}"
     if chosen.init_from:
         yield "begins with", f"the weights of {chosen.init_from}"
+    if chosen.lora is not None:
+        from cairn.model.configuration.adapters import count_trained
+
+        count = sum(count_trained(config.model, chosen.lora))
+        yield "trains", f"{count:,} numbers of adapters of rank {chosen.lora.rank}; the weights stay"
     if faults := os.environ.get("CAIRN_FAULTS"):
         yield "faults", f"are injected: {faults}"
 

@@ -54,10 +54,10 @@ def fork_run(
     changed = {key: now for key, (_, now) in differing_keys(before.frozen(), config.frozen()).items()}
     given = {"data.tokenizer"} if config.data.snapshot is not None else set()  # a named snapshot decides it
     for key in (key for key in changed if key not in given):
-        if key in _SHAPE_OF_STATE or (key.startswith("model.") and key != "model.dropout"):
+        if key in _SHAPE_OF_STATE or (key.startswith(("model.", "training.lora")) and key != "model.dropout"):
             raise InvalidConfiguration(
                 f"{key} = {changed[key]!r}: the checkpoint's state has another shape; rule: a fork keeps its network, "
-                "precision and tokenizer. Leave it out, or start a run of its own"
+                "adapters, precision and tokenizer. Leave it out, or start a run of its own"
             )
     if config.training.steps <= record.committed.step:
         raise InvalidConfiguration(
@@ -115,7 +115,9 @@ def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str
             "data.sources: that snapshot was made with another tokenizer than the network's; rule: the same tokens. "
             "Name text instead, which is tokenized with the network's own"
         )
-    snapshot_lookup.check_block_size(built.manifest, config.model.block_size, config.data)
+    snapshot_lookup.check_block_size(
+        built.manifest, config.model.block_size, config.data, mask_documents=config.training.mask_documents
+    )
     return built.snapshot_id
 
 
@@ -154,6 +156,8 @@ def _opening(
         data_snapshot=snapshot_id,
         total_steps=config.training.steps,
         code_version=code_version(),
+        # Adapters go on beside the same weights.
+        initial_weights_sha256=found.opened.initial_weights_sha256 if config.training.lora else None,
         initial_source_sha256=found.opened.initial_source_sha256,
         forked_from=log_entry.ForkOrigin(
             run_id=found.log.run_id,

@@ -92,18 +92,21 @@ class RunSampler:
         self._log, self._request = log, request
         self._opened: CheckpointModel | None = None
         self._reference: log_entry.CheckpointReference | None = None
+        self._ends = frozenset[int]()
 
     def load(self, reference: log_entry.CheckpointReference) -> None:
         """Load the verified weights of a checkpoint; keeps the present ones if it raises `IntegrityError`."""
-        from cairn.model.training.train_state import load_weights
-        from cairn.storage.checkpoints.checkpoint import load_checkpoint
-        from cairn.tasks.trainer.tensor_exchange import to_tensors
+        from cairn.tasks.evaluator.checkpoint_model import load_network
+        from cairn.tasks.trainer.weights_source import read_source
 
         if self._opened is None:
             self._opened = open_run_model(self._log, reference, self._request.device)
+            opened = self._log.state.opened
+            begun = opened.initial_source_sha256 if opened else None
+            further = read_source(self._log.store, begun).end_ids if begun else frozenset[int]()
+            self._ends = further | {self._opened.snapshot.manifest.end_of_text_id}
         else:
-            weights = load_checkpoint(self._log.store, reference, group="weights").tensors
-            load_weights(self._opened.network, to_tensors(weights))
+            load_network(self._opened.network, self._log.store, reference)
         self._reference = reference
 
     def write(self, seed: int, show: Callable[[str], None]) -> Sample:
@@ -114,14 +117,14 @@ class RunSampler:
         opened, reference, request = self._opened, self._reference, self._request
         assert opened is not None and reference is not None
         show(request.prompt)
-        prompt = opened.tokenizer.encode_prompt(request.prompt)
+        prompt = opened.prompt_ids(request.prompt)
         stream = TextStream(opened.tokenizer.decode, prompt if request.prompt else ())
         pieces, ended = list[str](), "length"
         sampling = Sampling(temperature=request.temperature, top_k=request.top_k or None, top_p=request.top_p)
         tokens = generate_stream(opened.network, prompt, new_tokens=request.tokens, sampling=sampling, seed=seed)
         with using_threads(run_lookup.configuration_of(self._log.state).training.threads):
             for token in tokens:
-                if request.stop_at_end and token == opened.snapshot.manifest.end_of_text_id:
+                if request.stop_at_end and token in self._ends:
                     if not (pieces or request.prompt):
                         continue  # a weak network often repeats the token it begins with; an empty text is of no use
                     ended = "end-of-text"
@@ -277,7 +280,11 @@ def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_se
 
 
 def write_card(
-    found: run_lookup.FoundCheckpoint, opened: "CheckpointModel", source: "WeightsSource | None" = None
+    found: run_lookup.FoundCheckpoint,
+    opened: "CheckpointModel",
+    source: "WeightsSource | None" = None,
+    *,
+    is_adapter: bool = False,
 ) -> str:
     """Return the card, from the records alone: use, provenance, measurements, promotions, limits, configuration."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -313,6 +320,7 @@ def write_card(
         entry=(Path(path).stem, entry),
         call=f"{entry}({given})",
         source=source,
+        is_adapter=is_adapter,
     )
 
 
@@ -326,17 +334,27 @@ class ExportedModel:
     checkpoint: log_entry.CheckpointReference
 
 
-def export_model(found: run_lookup.FoundCheckpoint, folder: Path) -> ExportedModel:
-    """Verify and write the checkpoint; raises `InvalidConfiguration` for a folder with files, and `IntegrityError`."""
-    from cairn.tasks.evaluator.checkpoint_model import require_empty, write_model_directory
+def export_model(found: run_lookup.FoundCheckpoint, folder: Path, *, adapter: bool = False) -> ExportedModel:
+    """Verify and write the checkpoint, or its `adapter` alone; raises `InvalidConfiguration`, and `IntegrityError`."""
+    from cairn.tasks.evaluator import checkpoint_model
     from cairn.tasks.trainer.weights_source import read_source
 
+    lora = run_lookup.configuration_of(found.log.state).training.lora
+    if adapter and lora is None:
+        problem = f"--adapter: run {found.log.run_id} was trained without training.lora"
+        raise InvalidConfiguration(f"{problem}; leave it out for the whole model")
     try:
-        require_empty(folder)  # before the weights are read
+        checkpoint_model.require_empty(folder)  # before the weights are read
         kept = found.opened.initial_source_sha256
         source = read_source(found.log.store, kept) if kept else None
         opened = open_run_model(found.log, found.reference)
-        write_model_directory(folder, opened, card=write_card(found, opened, source), source=source)
+        card = write_card(found, opened, source, is_adapter=adapter)
+        if adapter and lora is not None:
+            trained, _ = checkpoint_model.read_trained(found.log.store, found.reference)
+            shape, base = opened.network.config, source.name if source else ""
+            checkpoint_model.write_adapter_directory(folder, trained, shape, lora, card=card, base=base)
+        else:
+            checkpoint_model.write_model_directory(folder, opened, card=card, source=source)
     except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
     files = {path.name: describe_file(path) for path in sorted(folder.iterdir())}

@@ -21,7 +21,7 @@ from torch import Tensor
 from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.sample_order import Component, SampleOrder
-from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
+from cairn.model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
 from cairn.model.training import determinism, train_state, training_loop
 from cairn.operations import unrecorded_plan
 from cairn.operations.unrecorded_plan import BatchOverfit, Replay, ReplayedSegment, ReplayOutcome, Segment
@@ -78,10 +78,10 @@ class _SegmentReplayer:
             self._data, self._attempt = training_setup.open_training_data(self._log.store, spec, place), spec.attempt
         if self._state is None or spec.resume is None:
             self._state = training_setup.fresh_state(self._log.store, spec, self._data, place)
+        if not carried or self._state.beside:
+            load.into(self._state, spec.initial_weights_sha256)
         if carried:
             self._state.load(carried)
-        else:
-            load.into(self._state, spec.initial_weights_sha256)
         steps = list[training_loop.StepResult]()
         observer = training_loop.StepObserver(on_step=steps.append, stop_requested=lambda: False)
         try:
@@ -215,7 +215,9 @@ _TEXT_BYTES, _BYTES_OF_ID = 4 << 20, 400
 
 def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Callable[[str], None]) -> BatchOverfit:
     """Train on one batch until it is known by heart, at most `STEPS` steps; `config` has its numerics chosen."""
-
+    if config.training.lora is not None:
+        problem = "--overfit-one-batch: begins with random weights, beside which adapters learn nothing"
+        raise InvalidInput(f"{problem}; leave training.lora out, or train some steps")
     problem, steps = "", list[training_loop.StepResult]()
 
     def follow(result: training_loop.StepResult) -> None:

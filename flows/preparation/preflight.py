@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
+from cairn.model.configuration.adapters import adapter_table
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data.tokenizer import Tokenizer
@@ -141,7 +142,9 @@ def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Pa
     """Check a new run's data and initial weights; returns the vocabulary size."""
     if config.data.snapshot:
         manifest = snapshot_lookup.find_by_id(store, config.data.snapshot).manifest
-        snapshot_lookup.check_block_size(manifest, config.model.block_size, config.data)
+        snapshot_lookup.check_block_size(
+            manifest, config.model.block_size, config.data, mask_documents=config.training.mask_documents
+        )
         vocab_size = manifest.vocab_size
     else:
         vocab_size = wanted_vocab_size(config.data, snapshot_build.given_tokenizer(config.data, base_dir))
@@ -150,6 +153,10 @@ def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Pa
         else:  # a token of our own byte-level tokenizers is known to hold at least a byte
             _check_sizes(config, base_dir)
     config.model.rows(vocab_size)
+    if (lora := config.training.lora) is not None:
+        if config.training.init_from is None:
+            raise InvalidConfiguration("training.lora: adapters need weights to be beside; add training.init_from")
+        adapter_table(config.model, lora.targets)
     if config.training.init_from is not None:
         check_directory(InitialDirectory(config.training.init_from, base_dir), config.model, vocab_size)
     return vocab_size

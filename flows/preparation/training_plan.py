@@ -225,6 +225,8 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
         is_quick = data.tokenizer.endswith(".json") and 0 < text_bytes <= _TOKENIZED_BYTES
         unknown = snapshot_build.count_unknown_bytes(sources, data, given) if is_quick else 0
         notes = snapshot_lookup.describe_tokenizer(given.turned_off, unknown, text_bytes)
+    if data.loss_on:
+        notes += ("answers: the loss counts their tokens alone",)
     return PlannedData(
         sources={source.name: source.bytes for source in sources},
         train_bytes=sizes.get("train"),

@@ -230,7 +230,9 @@ def _record_opening(
     choosing = machine_speed.numerics_beside(wanted.training, wanted.model, folder, ask)
     with choosing as mode, TextProgress().showing() as show:
         snapshot = steps.tokenize_and_split(text, log.store, show)
-    snapshot_lookup.check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
+    snapshot_lookup.check_block_size(
+        snapshot.manifest, wanted.model.block_size, wanted.data, mask_documents=wanted.training.mask_documents
+    )
     keep_files(log.store, wanted.model, wanted.code.files)
     initial = None
     if wanted.training.init_from is not None:

@@ -204,7 +204,7 @@ class GPT(nn.Module):
             if isinstance(module, nn.Embedding):
                 torch.empty(module.weight.shape).normal_()
             elif isinstance(module, nn.Linear):
-                for parameter in module.parameters():
+                for parameter in module.parameters(recurse=False):
                     torch.empty(parameter.shape).uniform_()
         self._initialise(put)
 
@@ -212,7 +212,9 @@ class GPT(nn.Module):
     def _initialise(self, put: Callable[[Tensor, Tensor], None] | None = None) -> None:
         table = {row.name: row for row in parameter_table(self.config, self.vocab_size)}
         for name, parameter in self.named_parameters():
-            row, values = table[name], parameter if put is None else torch.empty(parameter.shape)
+            if (row := table.get(name)) is None:
+                continue  # an adapter's
+            values = parameter if put is None else torch.empty(parameter.shape)
             if row.std:
                 nn.init.normal_(values, std=row.std)
             else:

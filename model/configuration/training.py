@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from cairn.model.configuration.adapters import LoraConfig
 from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
 from cairn.model.errors import InvalidInput
 
@@ -87,7 +88,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     mask_documents: bool = False
     """attention stays within a document"""
     init_from: Annotated[str, Field(min_length=1)] | None = None
-    """folder of a Hugging Face model (GPT-2, Llama, Qwen3) whose weights the run begins with, instead of random ones;
+    """folder or URL of a Hugging Face model (GPT-2, Llama, Qwen3) whose weights the run begins with, not random ones;
     it decides data.tokenizer and the keys of model that are not set"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337
     """seed of initial weights, dropout and the order of windows"""
@@ -117,6 +118,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """how several processes share the network: ddp replicates it, fsdp splits it"""
     memory_check: bool = True
     """refuse a micro_batch whose estimated memory exceeds the free memory"""
+    lora: LoraConfig | None = None
+    """adapters of low rank that are trained instead of the weights, which stay as training.init_from gave them"""
 
     @model_validator(mode="after")
     def _values_agree(self) -> Self:
@@ -139,6 +142,10 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
         if self.optimizer == "muon" and (self.precision == "fp16" or self.parallel == "fsdp"):
             other = "precision='fp16'" if self.precision == "fp16" else "parallel='fsdp'"
             raise ValueError(f"optimizer='muon' cannot be combined with {other}: use bf16 or fp32, and ddp")
+        if self.lora is not None and (self.optimizer == "muon" or self.parallel == "fsdp" or self.compile):
+            other = "optimizer='muon'" if self.optimizer == "muon" else "parallel='fsdp'"
+            other = "compile=true" if self.compile else other
+            raise ValueError(f"lora cannot be combined with {other}: use adamw, ddp, and compile=false")
         return self
 
     @property

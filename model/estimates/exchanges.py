@@ -6,6 +6,7 @@ They are those of `parallel`, and of PyTorch's `fully_shard` as it is used there
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cairn.model.configuration.adapters import count_trained
 from cairn.model.configuration.network import ModelConfig, Parameter, parameter_table
 from cairn.model.configuration.training import TrainingConfig, split_batch
 from cairn.model.estimates.step_memory import FP32_BYTES, HALF_BYTES
@@ -33,7 +34,8 @@ def step_exchanges(
         return ()
     table, losses_bytes = parameter_table(model, vocab_size), FP32_BYTES * processes * (passes + 1)
     if training.parallel == "ddp":
-        sizes = [FP32_BYTES * row.count for row in table]
+        counts = count_trained(model, training.lora) if training.lora else [row.count for row in table]
+        sizes = [FP32_BYTES * count for count in counts]
         buckets = [_rounded(sum(sizes[bucket]), FP32_BYTES * processes) for bucket in exchanged_together(sizes)]
         adding, reduced = Exchange(operation="all_to_all", calls=len(buckets), bytes=sum(buckets)), _FLAGS
         gathers, gathered_bytes = len(buckets), sum(buckets)

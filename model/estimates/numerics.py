@@ -44,7 +44,7 @@ class NumericsChoice:
 
 def benefits_from_cpu_bf16(training: TrainingConfig, model: ModelConfig) -> bool:
     """Whether a network of this width trains faster on a CPU with bf16 hardware; a module's width is not known."""
-    return not model.module and model.n_embd >= MIN_BF16_WIDTH[_kernels(training)]
+    return not model.module and model.n_embd >= _narrowest(training)
 
 
 def choose_numerics(training: TrainingConfig, model: ModelConfig, machine: MachineSpeed) -> NumericsChoice:
@@ -80,6 +80,11 @@ def _kernels(training: TrainingConfig, *, on_cuda: bool = False) -> Kernels:
     return "stock" if training.precision == "fp16" or (training.compile and not on_cuda) else "fused"
 
 
+def _narrowest(training: TrainingConfig) -> int:
+    """Return the smallest width at which bf16 is faster on a CPU; layers with adapters are not fused."""
+    return MIN_BF16_WIDTH["stock" if training.lora else _kernels(training)]
+
+
 def _cuda_precision(machine: MachineSpeed) -> tuple[Precision, str]:
     if machine.cuda_has_half:
         return "bf16", "the CUDA device multiplies bf16"
@@ -90,8 +95,8 @@ def _cpu_precision(training: TrainingConfig, model: ModelConfig, machine: Machin
     if model.module:
         return "fp32", "the width of a module is not known"
     if not benefits_from_cpu_bf16(training, model):
-        narrowest = MIN_BF16_WIDTH[_kernels(training)]
-        return "fp32", f"on a CPU bf16 pays for networks at least {narrowest} wide, this one has {model.n_embd}"
+        wide = f"at least {_narrowest(training)} wide, this one has {model.n_embd}"
+        return "fp32", f"on a CPU bf16 pays for networks {wide}"
     products = f"this CPU's bf16 products are {machine.cpu_half_gain:.1f} times as fast as its fp32 ones"
     if machine.cpu_half_gain >= MIN_BF16_GAIN:
         return "bf16", products

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import ceil
 
+from cairn.model.configuration.adapters import count_trained
 from cairn.model.configuration.network import ModelConfig, parameter_table
 from cairn.model.configuration.training import OptimizerName, TrainingConfig, first_micro_batch, smaller_micro_batch
 from cairn.model.estimates.step_memory import FP32_BYTES, Piece, StepMemory, held_out_moments
@@ -76,9 +77,16 @@ def count_parameters(model: ModelConfig, vocab_size: int) -> int:
     return sum(row.count for row in parameter_table(model, vocab_size))
 
 
+def trained_parameters(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> int:
+    """Return the number of parameters that are trained, and that a checkpoint holds; exact."""
+    return sum(count_trained(model, training.lora)) if training.lora else count_parameters(model, vocab_size)
+
+
 def moment_bytes(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> int:
     """Return the size of what the optimizer keeps, but for its counters, in fp32."""
     each = _MOMENTS[training.optimizer]
+    if training.lora is not None:
+        return FP32_BYTES * each * trained_parameters(model, training, vocab_size)
     table = parameter_table(model, vocab_size)
     halved = sum(row.count for row in table if training.optimizer == "muon" and row.kind == "matrix")
     return FP32_BYTES * (each * sum(row.count for row in table) - halved)
@@ -86,7 +94,7 @@ def moment_bytes(model: ModelConfig, training: TrainingConfig, vocab_size: int) 
 
 def checkpoint_bytes(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> int:
     """Return the size of a committed checkpoint within a few KB: weights and moments, in fp32."""
-    return FP32_BYTES * count_parameters(model, vocab_size) + moment_bytes(model, training, vocab_size)
+    return FP32_BYTES * trained_parameters(model, training, vocab_size) + moment_bytes(model, training, vocab_size)
 
 
 def estimate_memory(
@@ -99,10 +107,10 @@ def estimate_memory(
     place: TrainingPlace = ON_CPU,
 ) -> MemoryEstimate:
     """Return one trainer's peak with this micro-batch, in windows; `recompute` is activation checkpointing."""
-    parameters = count_parameters(model, vocab_size)
+    parameters, trained = count_parameters(model, vocab_size), trained_parameters(model, training, vocab_size)
     shards = place.processes if training.parallel == "fsdp" else 1
     share, on_cuda, workers = -(-training.global_batch // place.processes), place.on_cuda, place.workers
-    windows, sizes = min(micro_batch, share), {"parameters": parameters, "shards": shards}
+    windows, sizes = min(micro_batch, share), {"parameters": trained, "shards": shards}
     step = StepMemory(model, training, vocab_size, windows, recompute, on_cuda=on_cuda, **sizes)
     # Partial sums of gradients beside the one being made, of each worker.
     sums = (ceil(ceil(share / micro_batch) / workers) - 1).bit_length()
@@ -110,6 +118,8 @@ def estimate_memory(
     moments = [pieces * workers for pieces in step.moments(sums=min(sums, 1) if shards > 1 else sums)]
     moments += held_out if training.probe_every_steps else []
     exchanged = step.exchange_bytes if place.processes > shards else 0
+    adapted = FP32_BYTES * parameters if training.lora and not on_cuda else 0
+    moments.append([Piece("parameters", 2 * adapted, adapted)])  # a start reads the weights beside adapters twice
     if on_cuda and exchanged:  # where the backward pass has left the memory that the exchange takes
         moments.append([*step.gradients(), Piece("gradients", exchanged, exchanged)])
     fullest = max(moments, key=lambda pieces: sum(piece.bytes for piece in pieces))
@@ -120,20 +130,17 @@ def estimate_memory(
     mapped = max(sum(piece.bytes for piece in pieces if piece.block_bytes >= largest) for pieces in moments)
     holes = AUTOCAST_POOL_HOLES if step.is_half and not step.is_block_fused else POOL_HOLES
     taken = at_once if on_cuda else pooled + pooled // (SHARDED_POOL_HOLES if shards > 1 else holes) + mapped
-
-    def of(name: str) -> int:
-        return sum(piece.bytes for piece in fullest if piece.part == name)
-
+    of = {part: sum(piece.bytes for piece in fullest if piece.part == part) for part in PARTS}
     measuring = max(sum(piece.bytes for piece in pieces) for pieces in held_out)
     evaluator = DEVICE_RUNTIME_BYTES + FP32_BYTES * parameters + measuring
     if not on_cuda:  # the checkpoint is there twice while it is copied, and what is freed then is kept
-        evaluator = (RUNTIME_BYTES + 2 * FP32_BYTES * parameters + measuring) // place.processes
+        evaluator = (RUNTIME_BYTES + 2 * FP32_BYTES * parameters + adapted + measuring) // place.processes
     return MemoryEstimate(
-        parameters_bytes=FP32_BYTES * parameters // shards + of("parameters"),
-        gradients_bytes=of("gradients") + (0 if on_cuda else exchanged),
+        parameters_bytes=FP32_BYTES * (parameters + (trained if training.lora else 0)) // shards + of["parameters"],
+        gradients_bytes=of["gradients"] + (0 if on_cuda else exchanged),
         optimizer_bytes=moment_bytes(model, training, vocab_size) // shards,
-        activations_bytes=of("activations"),
-        logits_bytes=of("logits"),
+        activations_bytes=of["activations"],
+        logits_bytes=of["logits"],
         host_copy_bytes=0 if on_cuda else checkpoint_bytes(model, training, vocab_size) // place.processes,
         runtime_bytes=DEVICE_RUNTIME_BYTES if on_cuda else RUNTIME_BYTES,
         allocator_bytes=taken - at_once,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
+from cairn.model.configuration.adapters import count_trained
 from cairn.model.configuration.network import WIDENED, ModelConfig, layer_matrices
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.kernels import block_sizes
@@ -45,7 +46,8 @@ class StepMemory:
         self.parameters, self.on_cuda, self.shards = parameters, on_cuda, shards
         self.is_fused = training.kernels == "fused"
         self.is_half = training.precision != "fp32"
-        self.is_block_fused = self.is_fused and training.precision == "bf16" and not (on_cuda or training.compile)
+        self.lora, plain = training.lora, on_cuda or training.compile or training.lora is not None
+        self.is_block_fused = self.is_fused and training.precision == "bf16" and not plain
         by_bounds = self.is_half and on_cuda and block_sizes.fits_flash(model.head_size) and not training.compile
         self.has_mask = training.mask_documents and not by_bounds
         # PyTorch's math kernel, which keeps all probabilities, in fp32.
@@ -54,6 +56,7 @@ class StepMemory:
             self.is_math = not self.is_half or model.head_size > block_sizes.WIDEST_FLASH_HEAD or self.has_mask
         self.number = HALF_BYTES if self.is_half else FP32_BYTES
         self.table = vocab_size * model.n_embd
+        self.trained_table = 0 if self.lora else self.table
         self.positions = windows * model.block_size
         self.fp32 = FP32_BYTES * self.positions * model.n_embd
         self.dropped = self.positions * model.n_embd if on_cuda else 0  # CUDA keeps what it dropped as bools
@@ -65,14 +68,14 @@ class StepMemory:
     @property
     def exchange_bytes(self) -> int:
         """The memory that replicated processes exchange gradients with: they, what is sent, and what is received."""
-        return 3 * FP32_BYTES * max(min(block_sizes.EXCHANGE_BYTES // FP32_BYTES, self.parameters), self.table)
+        return 3 * FP32_BYTES * max(min(block_sizes.EXCHANGE_BYTES // FP32_BYTES, self.parameters), self.trained_table)
 
     def moments(self, *, sums: int) -> Iterator[list[Piece]]:
         """Yield the pieces at the head, at the start of the backward pass, and at its end, beside so many gradients.
 
         Of sharded processes on CUDA also those while a layer's gradients are exchanged and the next one's computed.
         """
-        table, exchanged = FP32_BYTES * self.table, list[Piece]()
+        table, exchanged = FP32_BYTES * self.trained_table, list[Piece]()
         if self.on_cuda and self.shards > 1:
             matrices = FP32_BYTES * layer_matrices(self.model)
             exchanged = [Piece("gradients", table, table), Piece("gradients", matrices, matrices)]
@@ -109,8 +112,8 @@ class StepMemory:
 
         Sharded processes keep whole ones too until the step's last micro-batch.
         """
-        rest = self.parameters - self.table
-        yield Piece("gradients", FP32_BYTES * self.table, FP32_BYTES * self.table)
+        rest = self.parameters - self.trained_table
+        yield Piece("gradients", FP32_BYTES * self.trained_table, FP32_BYTES * self.trained_table)
         yield Piece("gradients", FP32_BYTES * rest // shards, FP32_BYTES * self.model.n_inner * self.model.n_embd)
 
     def _gathered(self, layers: int) -> Iterator[Piece]:
@@ -124,7 +127,8 @@ class StepMemory:
 
     def _half_weights(self) -> Iterator[Piece]:
         if self.is_half:
-            layers = 1 if self.recompute and self.is_block_fused else self.model.n_layer
+            # A frozen weight is cast for each product, which keeps what its backward pass needs.
+            layers = 1 if self.recompute and (self.is_block_fused or self.lora) else self.model.n_layer
             layers = layers if self.shards == 1 else 0  # gathered in half precision
             matrices = layer_matrices(self.model)
             yield Piece("parameters", HALF_BYTES * layers * matrices, HALF_BYTES * matrices // 3)
@@ -135,7 +139,9 @@ class StepMemory:
         """Yield what so many layers keep for the backward pass, at most one where they are recomputed, and the rest."""
         model, fp32, dropout = self.model, self.fp32, self.model.dropout
         layer = [(2 * fp32, fp32)]  # the inputs of the two norms
-        layer.append((2 * self.computed + 4 * self.attention, self.computed))  # norms, q, k, v, mixed
+        # norms, q, k, v, mixed; on a CPU keys and values are repeated for each head
+        keys = self.number * self.positions * model.key_width if self.on_cuda else self.attention
+        layer.append((2 * self.computed + 2 * self.attention + 2 * keys, self.computed))
         # Both sides of the function; of SwiGLU gate, the other half, their product and, by autograd, the gate's SiLU.
         widened = WIDENED[model.feed_forward]
         layer.append(((widened + (1 if self.is_block_fused else widened)) * self.inner, self.inner))
@@ -147,12 +153,16 @@ class StepMemory:
             kept = HALF_BYTES * probabilities * (2 if dropout else 1)
             layer.append((kept, kept // 4))
         else:
-            if model.norm == "rms" and model.norm_gain:  # the normalised values before their gain
+            gain = model.norm_gain and not self.lora  # a frozen one has no gradient
+            if model.norm == "rms" and gain:  # the normalised values before their gain
                 layer.append((2 * fp32, fp32))
             if model.qk_norm or model.positions == "rotary":  # beside the joint product, which holds the values
                 layer.append((self.number * heads, self.number * heads))
             if model.qk_norm:  # queries and keys in fp32, where they are not so anyway, and before their gain
-                layer.append((FP32_BYTES * heads * (self.is_half + model.norm_gain), FP32_BYTES * heads))
+                layer.append((FP32_BYTES * heads * (self.is_half + gain), FP32_BYTES * heads))
+        if self.lora:  # between the two matrices of each adapter, before and after its scale
+            ranks = self.lora.rank * (len(count_trained(model, self.lora)) // 2) // model.n_layer
+            layer.append((2 * self.number * self.positions * ranks, self.number * self.positions * self.lora.rank))
         if dropout:
             layer.append((2 * (self.dropped or self.computed), self.computed))
         # What attention keeps for the backward pass besides queries, keys, values and its result.
@@ -176,11 +186,11 @@ class StepMemory:
             logits = FP32_BYTES * self.positions * self.vocab_size
             yield Piece("logits", 3 * logits, logits)  # log-softmax, gradient of the losses, that of the logits
             return
-        table, number = self.table, self.number
+        table, trained, number = self.table, self.trained_table, self.number
         yield Piece("logits", self.fp32, self.fp32)
-        yield Piece("gradients", FP32_BYTES * table, FP32_BYTES * table)
+        yield Piece("gradients", FP32_BYTES * trained, FP32_BYTES * trained)
         if not self.on_cuda:  # the product that is added to it
-            yield Piece("gradients", number * table, number * table)
+            yield Piece("gradients", number * trained, number * trained)
         if self.is_half or self.on_cuda:
             yield Piece("logits", number * table, number * table)
         size = block_sizes.HEAD_CHUNK_BYTES // FP32_BYTES

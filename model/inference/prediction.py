@@ -44,19 +44,24 @@ def window_losses(
 
     The windows are evenly spread over the data, or over those `among` it, and always the same ones. They are measured
     some thousand tokens at a time: a loss depends on nothing but its window. `note` gets the number measured so far.
+    Where the loss counts answers alone, those of a window are divided by the windows' mean number of them: the mean
+    over windows is that over the answers' tokens.
     """
     among, losses = range(windows.window_count) if among is None else among, list[float]()
     count = min(count, len(among))
     chosen = among.start + np.arange(count, dtype=np.int64) * len(among) // count
+    share = windows.count_targets(chosen) / max(1, count * windows.block_size)
     with evaluation_mode(model):
         at_once = max(1, block_sizes.HELD_OUT_TOKENS // windows.block_size)
         for start in range(0, len(chosen), at_once):
             tokens = torch.from_numpy(windows.gather(chosen[start : start + at_once])).to(model.device)  # (b, T+1)
             inputs, targets = tokens[:, :-1], tokens[:, 1:]  # (b, T+1) -> 2 x (b, T)
             if isinstance(model, OwnNetwork):
-                losses += model.window_losses(inputs, targets).tolist()
+                measured = model.window_losses(inputs, targets)
             else:
-                losses += head_loss.window_losses(model.hidden(inputs), model.head_weight, targets).tolist()
+                hidden = model.hidden(head_loss.as_ids(inputs))
+                measured = head_loss.window_losses(hidden, model.head_weight, targets)
+            losses += (measured / (share or 1.0)).tolist()
             note(len(losses))
     return tuple(losses)
 
@@ -67,11 +72,11 @@ def held_out_loss(model: Network, windows: TokenWindows, *, batches: int, batch_
     return math.fsum(losses) / len(losses), len(losses)
 
 
-def describe_losses(losses: Sequence[float], *, bytes_per_token: float) -> dict[str, float]:
+def describe_losses(losses: Sequence[float], *, bytes_per_token: float | None) -> dict[str, float]:
     """Return the metrics of held-out windows, whose losses are in nats per token, by their recorded names."""
     loss = math.fsum(losses) / len(losses)
-    perplexity, bits = math.exp(min(loss, 700.0)), loss / math.log(2.0) / bytes_per_token
-    return {"val_loss": loss, "perplexity": perplexity, "bits_per_byte": bits, "samples": float(len(losses))}
+    bits = {} if bytes_per_token is None else {"bits_per_byte": loss / math.log(2.0) / bytes_per_token}
+    return {"val_loss": loss, "perplexity": math.exp(min(loss, 700.0)), **bits, "samples": float(len(losses))}
 
 
 _MIN_TEMPERATURE = 1e-6

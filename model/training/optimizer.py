@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
+from cairn.model.architectures.adapters import WITHIN
 from cairn.model.architectures.own_network import Network, OwnNetwork
 from cairn.model.configuration.network import parameter_table
 from cairn.model.configuration.training import TrainingConfig
@@ -31,12 +32,14 @@ def make_optimizers(model: Network, training: TrainingConfig) -> tuple[Optimizer
         plain = inspect.unwrap(method)
         plain.__dict__.setdefault("__dynamo_disable", plain)
     parameters = dict(model.named_parameters())
+    adapters = [parameter for name, parameter in parameters.items() if WITHIN in name]
     rows = () if isinstance(model, OwnNetwork) else parameter_table(model.config, model.vocab_size)
     table = [row for row in rows if parameters[row.name].requires_grad]
     matrices = [row for row in table if training.optimizer == "muon" and row.kind == "matrix"]
     others = [row for row in table if training.optimizer != "muon" or row.kind != "matrix"]
+    decaying = [parameters[row.name] for row in others if row.decays] + adapters
     groups: list[dict[str, Any]] = [
-        {"params": [parameters[row.name] for row in others if row.decays], "weight_decay": training.weight_decay},
+        {"params": decaying, "weight_decay": training.weight_decay},
         {"params": [parameters[row.name] for row in others if not row.decays], "weight_decay": 0.0},
     ]
     if isinstance(model, OwnNetwork):

@@ -73,6 +73,7 @@ def accumulate(parameters: Sequence[nn.Parameter], backwards: Iterable[Callable[
     parameter that takes no part in a pass, as a module of one's own may have some, has a gradient of zeros.
     """
     tree, passes = TreeSum(), list(backwards)
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
     for number, backward in enumerate(passes):
         backward()
         for parameter in parameters:
@@ -126,14 +127,17 @@ class Workers:
         tree = TreeSum()
         for number, block in enumerate(blocks):
             tree.push(sums.pop(number), level=len(block).bit_length() - 1)
-        for parameter, gradient in zip(model.parameters(), tree.total(), strict=True):
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+        for parameter, gradient in zip(trained, tree.total(), strict=True):
             parameter.grad = gradient
 
     def _prepare(self, model: Network) -> None:
         if not self._networks:
             sys.setswitchinterval(_SWITCH_SECONDS)
             for _ in range(self.count - 1):
-                shared: dict[int, Any] = {id(one): nn.Parameter(one.detach()) for one in model.parameters()}
+                shared: dict[int, Any] = {
+                    id(one): nn.Parameter(one.detach(), one.requires_grad) for one in model.parameters()
+                }
                 self._networks.append(deepcopy(model, shared))
 
 

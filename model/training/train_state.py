@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from cairn.model.architectures import adapters
 from cairn.model.architectures.gpt import GPT
 from cairn.model.architectures.own_network import Network, OwnNetwork, check_network, make_network
 from cairn.model.configuration.data import NOTHING_BEFORE, TrainedBefore
@@ -88,6 +89,8 @@ class TrainState:
     workers: parallel.Workers = field(default_factory=parallel.Workers, init=False)
     step: int = field(default=0, init=False)
     before: TrainedBefore = field(default=NOTHING_BEFORE, init=False)
+    beside: Mapping[str, Tensor] = field(default_factory=dict, init=False)
+    """Tensors that name the weights beside adapters, see `adapters.name_base`; a state that is loaded has the same."""
 
     @classmethod
     def create(
@@ -119,6 +122,7 @@ class TrainState:
             with determinism.keeping_generators(device):
                 determinism.seed_generators(training_config.seed, device)
                 model.fill(parallel.copy_into)
+                adapters.fill(model, parallel.copy_into)
         compiles_whole = training_config.compile and training_config.kernels == "stock"
         return cls(
             model=model,
@@ -182,6 +186,10 @@ class TrainState:
             after = f" after {self.before.draws} until step {self.before.step}" if self.before.step else ""
             problem = f"cursor={cursor} must be {must}: step={step} with global_batch={self.global_batch}{after}"
             raise StateMismatch(problem)
+        for name, value in self.beside.items():
+            if not torch.equal(tensors[name], value):
+                found = f"{name} is {tensors[name].tolist()}, must be {value.tolist()}"
+                raise StateMismatch(f"the adapters were trained beside other weights: {found}; restore the run's log")
 
     def load_trainer(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the group "trainer" of a state that fits, after weights and moments are in place."""
@@ -198,11 +206,15 @@ class TrainState:
 
     def _live(self) -> Iterator[tuple[str, Group, Tensor]]:
         for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue  # beside adapters; the state names them by their digest
             yield f"{WEIGHT_PREFIX}{name}", "weights", parameter
             for moment, tensor in sorted(optimizer.moments_of(self.optimizers, parameter).items()):
                 yield f"optimizer.{name}.{moment}", "optimizer", tensor
         yield "step", "trainer", torch.tensor(self.step, dtype=torch.int64)
         yield "cursor", "trainer", torch.tensor(self.cursor, dtype=torch.int64)
+        for name, value in self.beside.items():
+            yield name, "trainer", value
         if self.scaler is not None:
             scaler: dict[str, Any] = self.scaler.state_dict()
             yield "scaler.scale", "trainer", torch.tensor(scaler["scale"], dtype=torch.float32)
@@ -222,7 +234,10 @@ def _make_gpt(
     """Make the network without values."""
     with torch.device("meta"):
         model = GPT(config, vocab_size, training.activation_checkpointing)
-    model.fuse_blocks(training.kernels == "fused" and not training.compile)
+    if training.lora is not None:
+        adapters.adapt(model, training.lora)
+    # The fused layer passes by adapters: it computes with the layers' own weights.
+    model.fuse_blocks(training.kernels == "fused" and not (training.compile or training.lora))
     if training.compile and training.kernels == "fused":
         compile_layers(model)
     ranks.wrap(model, device, AUTOCAST_DTYPES.get(training.precision))
@@ -272,8 +287,12 @@ def describe_mismatch(expected: Mapping[str, Tensor], offered: Mapping[str, Tens
 
 @torch.no_grad()
 def load_weights(model: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the `model.*` tensors in place; other names, shapes or dtypes raise StateMismatch, nothing is copied."""
-    expected = {f"{WEIGHT_PREFIX}{name}": parameter for name, parameter in model.named_parameters()}
+    """Copy the `model.*` tensors in place; other names, shapes or dtypes raise StateMismatch, nothing is copied.
+
+    Of a network with adapters, they are those beside them.
+    """
+    own = ((name, parameter) for name, parameter in model.named_parameters() if adapters.WITHIN not in name)
+    expected = {f"{WEIGHT_PREFIX}{name}": parameter for name, parameter in own}
     offered = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT_PREFIX)}
     if difference := describe_mismatch(expected, offered):
         raise StateMismatch(f"weights do not fit the model ({difference}); use the config the checkpoint was made with")

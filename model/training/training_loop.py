@@ -203,7 +203,8 @@ def _report(
     config, probe, before, seconds = state.model.config, observer.probe, state.before, max(seconds, 1e-9)
     tokens_per_second = state.global_batch * config.block_size / seconds
     count = 0 if isinstance(state.model, GPT) else state.model.parameter_count
-    model_flops = flops_per_token(config, vocab_size=state.model.vocab_size, parameters=count) * tokens_per_second
+    per_token = flops_per_token(config, vocab_size=state.model.vocab_size, frozen=bool(state.beside), parameters=count)
+    model_flops = per_token * tokens_per_second
     probe_loss, sample = probe.measure(state.model) if probe is not None and probe.is_due(step) else (None, None)
     peak = peak_flops(state.device, inputs.training.precision, state.workers.count)
     own = result.rank_seconds

@@ -21,7 +21,7 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.kernels.attention import document_starts, takes_starts
-from cairn.model.kernels.head_loss import head_loss, padded_head_loss, token_loss
+from cairn.model.kernels.head_loss import as_ids, head_loss, padded_head_loss, token_loss
 from cairn.model.training import determinism, parallel
 from cairn.model.training.optimizer import set_rate, update_weights
 from cairn.model.training.train_state import AUTOCAST_DTYPES, TrainState
@@ -207,8 +207,10 @@ def _backward(
         determinism.seed_generators(determinism.dropout_seed(training.seed, state.step + 1, index), state.device)
     ranks.synchronize(is_last=number == len(parts) - 1)
     mean = mean_loss(state, tokens, training, model)
-    # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
-    loss = mean * ((part.stop - part.start) / state.global_batch)
+    # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch, and over answers
+    # the batch's targets for those of them that count.
+    every = state.global_batch * (tokens.shape[1] - 1)
+    loss = mean * ((part.stop - part.start) / state.global_batch * (every / max(1, batch.targets)))
     losses[number] = torch.zeros_like(loss) if is_empty else loss.detach()
     summed = loss * ranks.size if ranks.is_sharded else loss  # sharding averages over the ranks
     (summed if state.scaler is None else state.scaler.scale(summed)).backward()
@@ -217,7 +219,8 @@ def _backward(
 def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig, model: Network | None = None) -> Tensor:
     """Return the mean cross-entropy in nats in the run's numerics, ready for backward: host ids (B, T+1) -> scalar.
 
-    A worker's `model` stands for the state's own.
+    A target that does not count (below 0, see `TokenWindows`) adds 0 to the mean. A worker's `model` stands for the
+    state's own.
     """
     network = state.network if model in (None, state.model) else model
     model = model or state.model
@@ -226,9 +229,9 @@ def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig, model
     is_compiled, head_size = training.compile, state.model.config.head_size
     if boundary_id is not None and not is_compiled and takes_starts(state.device, dtype, head_size):
         # Instead of the mask; found on the host, which then waits for no step.
-        starts = document_starts(tokens[:, :-1], boundary_id).to(state.device, non_blocking=True)
+        starts = document_starts(as_ids(tokens[:, :-1]), boundary_id).to(state.device, non_blocking=True)
     on_device = tokens.to(state.device, non_blocking=state.device.type == "cuda")
-    inputs, targets = on_device[:, :-1], on_device[:, 1:]  # (B, T+1) -> 2 x (B, T)
+    inputs, targets = as_ids(on_device[:, :-1]), on_device[:, 1:]  # (B, T+1) -> 2 x (B, T)
     with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
         if isinstance(model, OwnNetwork):
             return model.loss(inputs, targets)

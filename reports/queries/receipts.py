@@ -34,6 +34,7 @@ class Receipt:
     fingerprint: str | None
     config_sha256: str
     data_snapshot: str
+    initial_weights_sha256: str | None
     code_version: str
     versions: Mapping[str, str]
     placement: run_entries.Placement
@@ -95,6 +96,7 @@ def make_receipt(
         fingerprint=ended.fingerprint if ended else None,
         config_sha256=started.config_sha256,
         data_snapshot=state.opened.data_snapshot if state.opened else "",
+        initial_weights_sha256=state.opened.initial_weights_sha256 if state.opened else None,
         code_version=started.code_version,
         versions=started.versions,
         placement=started.placement,

@@ -63,7 +63,7 @@ def keys_by_name() -> Mapping[str, ConfigurationKey]:
     """Return all keys in the order of the models, by names such as `training.lr`."""
     keys = {}
     for key, field, _, default in _fields(_schema(), "", {}):
-        if "$ref" in field or field.get("internal"):
+        if _reference(field) or field.get("internal"):
             continue
         section, _, name = key.partition(".")
         unit = next((unit for suffix, unit in _UNIT_SUFFIXES.items() if name.endswith(f"_{suffix}")), "")
@@ -115,11 +115,17 @@ def _fields(
         default = "not set" if value is None else json.dumps(value, ensure_ascii=False)
         if value is None and name in model.get("required", ()):
             default = "required"
-        reference = field.get("$ref") or field.get("items", {}).get("$ref")
+        reference = _reference(field) or field.get("items", {}).get("$ref")
         section = _schema()["$defs"][reference.rpartition("/")[2]] if reference else None
         yield f"{prefix}{name}", field, section, field.get("default_rule", default)
         if section:
             yield from _fields(section, f"{prefix}{name}.", value if "$ref" in field and value else {})
+
+
+def _reference(field: Mapping[str, Any]) -> str | None:
+    """Return the name of the section that a field is, or may be."""
+    choices = (field, *field.get("anyOf", ()))
+    return next((one["$ref"] for one in choices if "$ref" in one), None)
 
 
 def _rule(field: Mapping[str, Any]) -> str:

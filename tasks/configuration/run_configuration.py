@@ -138,6 +138,10 @@ class RunConfig(Section, use_attribute_docstrings=True):
             value = getattr(self.training, key)
             if value and value == of_ours.get(key, value):
                 raise ValueError(f"training.{key} = {value!r} is only for the networks that Cairn has; leave it out")
+        if self.model.module and self.data.loss_on:
+            raise ValueError(
+                f"data.loss_on = {self.data.loss_on!r} is only for the networks that Cairn has; leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -6,19 +6,23 @@ Source: the layout of `PreTrainedModel.save_pretrained` and `PreTrainedTokenizer
 import json
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.numpy import save_file
+from torch import Tensor
 
-from cairn.model.architectures import gpt, hugging_face, own_network, published_config
+from cairn.model.architectures import adapters, gpt, hugging_face, own_network, published_config
+from cairn.model.configuration.adapters import LoraConfig, adapter_table
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.tokenizer import Tokenizer
-from cairn.model.training.train_state import load_weights
+from cairn.model.errors import StateMismatch
+from cairn.model.training.train_state import WEIGHT_PREFIX, load_weights
 from cairn.storage.checkpoints.checkpoint import load_checkpoint
+from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from cairn.storage.stores.codec import encode
@@ -27,6 +31,7 @@ from cairn.tasks.configuration.network_module import read_files
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
 from cairn.tasks.errors import TaskError
 from cairn.tasks.trainer import initial_weights, tensor_exchange, weights_source
+from cairn.tasks.trainer.training_setup import load_initial_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +41,10 @@ class CheckpointModel:
     network: own_network.Network
     tokenizer: Tokenizer
     snapshot: OpenSnapshot
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Encode a prompt as the text was that the network has learned: of conversations with special tokens in it."""
+        return self.tokenizer.encode_prompt(prompt, spelled=bool(self.snapshot.val_answers))
 
 
 def open_model(
@@ -63,9 +72,30 @@ def open_model(
             network = gpt.GPT(model, snapshot.manifest.vocab_size)
         network.to_empty(device=device)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
-    load_weights(network, tensor_exchange.to_tensors(load_checkpoint(store, reference, group="weights").tensors))
+    load_network(network, store, reference)
     tokenizer = parse_tokenizer(snapshot.tokenizer_json, snapshot.manifest.end_of_text_id)
     return CheckpointModel(network=network.eval(), tokenizer=tokenizer, snapshot=snapshot)
+
+
+def load_network(network: own_network.Network, store: ObjectStore, reference: CheckpointReference) -> None:
+    """Load the verified weights of a checkpoint, adapters added to those they were trained beside; IntegrityError."""
+    trained, trainer = read_trained(store, reference)
+    if adapters.BASE not in trainer or not isinstance(network, gpt.GPT):
+        load_weights(network, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in trained.items()})
+        return
+    try:
+        sha256, alpha = adapters.named_base(trainer)
+        load_initial_weights(store, sha256, network)
+        adapters.merge(network, trained, alpha)
+    except StateMismatch as error:
+        raise IntegrityError(f"{reference.prefix}: {error}") from error
+
+
+def read_trained(store: ObjectStore, reference: CheckpointReference) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the verified weights of a checkpoint by their names in the network, and the trainer's small tensors."""
+    loaded = load_checkpoint(store, reference, group="weights")
+    trained, trainer = map(tensor_exchange.to_tensors, (loaded.tensors, loaded.trainer.tensors))
+    return {name.removeprefix(WEIGHT_PREFIX): tensor for name, tensor in trained.items()}, trainer
 
 
 def write_model_directory(
@@ -75,24 +105,57 @@ def write_model_directory(
 
     The documents of the `source` that the weights began with are carried on: special tokens, chat template, ends.
     """
-    require_empty(folder)
     network, texts = opened.network, _documents(opened, source)
+    weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in network.named_parameters()}
+    code: Mapping[str, bytes] = {}
+    if isinstance(network, own_network.OwnNetwork):
+        kept, code = network.module.state_dict(), network.files
+        weights |= {name: one.cpu().numpy() for name, one in network.module.named_buffers() if name in kept}
+    else:
+        weights = hugging_face.to_hugging_face(weights, network.config, network.vocab_size)
+    documents = {name: text.encode() for name, text in {**texts, "README.md": card}.items()}
+    _write_directory(folder, {**documents, **code}, initial_weights.WEIGHTS, weights)
+
+
+def write_adapter_directory(
+    folder: Path, trained: Mapping[str, Tensor], model: ModelConfig, lora: LoraConfig, *, card: str, base: str
+) -> None:
+    """Write adapters, by their names in a network, as peft opens them, for the model that it finds as `base`.
+
+    Source: peft, `LoraConfig` and the layout of `PeftModel.save_pretrained`.
+    """
+    rows = adapter_table(model, lora.targets)
+    names = {f"{row.name}.{part}": f"{row.theirs}.lora_{part}" for row in rows for part in "AB"}
+    if names.keys() != trained.keys():
+        raise IntegrityError("the checkpoint has other adapters than the run's configuration; its log was changed")
+    arrays = {f"base_model.model.{theirs}.weight": trained[name].numpy() for name, theirs in names.items()}
+    leaves = tuple(dict.fromkeys(row.leaf for row in rows))
+    is_whole = len(adapter_table(model, leaves)) == len(rows)  # else the leaf's name would mean more than these
+    document = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": published_config.require_family(model) == "gpt2",
+        "target_modules": leaves if is_whole else [row.theirs for row in rows],
+        "inference_mode": True,
+    }
+    texts = {"adapter_config.json": encode(document), "README.md": card.encode()}
+    _write_directory(folder, texts, "adapter_model.safetensors", arrays)
+
+
+def _write_directory(folder: Path, files: Mapping[str, bytes], name: str, arrays: hugging_face.Arrays) -> None:
+    require_empty(folder)
     target = folder.resolve()
     staging = target.parent / f".{target.name}-{uuid.uuid4().hex}"
     try:
         staging.mkdir(parents=True)
-        for name, content in {**texts, "README.md": card}.items():
-            (staging / name).write_text(content, encoding="utf-8", newline="")
-        weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in network.named_parameters()}
-        if isinstance(network, own_network.OwnNetwork):
-            kept = network.module.state_dict()
-            buffers = ((name, one) for name, one in network.module.named_buffers() if name in kept)
-            weights |= {name: one.cpu().numpy() for name, one in buffers}
-            for name, code in network.files.items():
-                (staging / name).write_bytes(code)
-        else:
-            weights = hugging_face.to_hugging_face(weights, network.config, network.vocab_size)
-        save_file(weights, staging / initial_weights.WEIGHTS, {"format": "pt"})
+        for document, content in files.items():
+            (staging / document).write_bytes(content)
+        save_file(dict(arrays), staging / name, {"format": "pt"})
         staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
     except OSError as error:
         raise TaskError(f"{folder}: cannot be written: {error}; name a folder this user may write to") from error

@@ -11,10 +11,13 @@ import signal
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from shutil import disk_usage
 from typing import NoReturn
 
+import psutil
 import torch
 
 from cairn.model.data.sample_order import SampleOrder
@@ -38,6 +41,8 @@ from cairn.tasks.trainer import staging, staging_buffer, tensor_exchange, traine
 from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
 from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil
 
+_MEASURE_SECONDS = 1.0
+
 
 class StepReporter:
     """Counts the steps of one attempt; only rank 0 stores and sends their records."""
@@ -48,6 +53,7 @@ class StepReporter:
         self._step_tokens = spec.training.global_batch * spec.model.block_size
         self._log = step_log.StepLog(store, run_prefix, spec.attempt, spec.claim_id, spool_dir=spec.work_dir)
         self._started, self._tokens, self.learning_rate = time.monotonic(), 0, 0.0
+        self._measure_at = 0.0
 
     def report(self, result: StepResult) -> None:
         """Count a step; store and send its record."""
@@ -55,6 +61,7 @@ class StepReporter:
         self._tokens += self._step_tokens
         if self._ranks.is_first:
             fields = asdict(result) | {"grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None}
+            fields |= self._measure_machine()
             record = step_log.StepRecord(
                 **fields, attempt=self._attempt, at=log_entry.utc_now(), world_size=self._ranks.size
             )
@@ -71,6 +78,14 @@ class StepReporter:
         """Upload the records, if the store is not a local folder."""
         if self._ranks.is_first:
             self._log.publish()
+
+    def _measure_machine(self) -> dict[str, int]:
+        with suppress(OSError):
+            if time.monotonic() >= self._measure_at:  # a disk may be far away
+                self._measure_at = time.monotonic() + _MEASURE_SECONDS
+                free = disk_usage(self._log.path.parent).free
+                return {"rss_bytes": psutil.Process().memory_info().rss, "disk_free_bytes": free}
+        return {}
 
     def _gpu_seconds(self) -> float:
         return (time.monotonic() - self._started) * self._devices

@@ -4,6 +4,7 @@ The quicker witness is `tests/house/test_documented_commands.py`, which parses t
 `prefect`, which have tests of their own (`tests/crash/test_deployment_steps.py`), and a watcher, which never ends.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -63,6 +64,7 @@ OWN = documented_module((HOW_TO / "own-network.md").read_text(encoding="utf-8"))
 TAKEN_FOR_GRANTED = {
     "own-network": {"CAIRN_TRAINING__STEPS": "4", "CAIRN_CODE__ALLOW": sha256(OWN.encode()).hexdigest()},
     "fine-tune": {"CAIRN_TRAINING__STEPS": "4"},
+    "laptop": {"CAIRN_DATA__END_OF_TEXT": '""', "CAIRN_MODEL__BLOCK_SIZE": "32"},  # the same for a tiny network
     "five-minutes": {  # its steps, of a smaller network
         "CAIRN_MODEL__N_LAYER": "1",
         "CAIRN_MODEL__N_HEAD": "1",
@@ -116,10 +118,13 @@ def readers(api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Readers:
         shutil.copy(TINY_SHAKESPEARE, folder / name)
     for name, steps in {"older": 4, "my": 12, "run": 12, "first": 1600}.items():
         (folder / f"{name}.toml").write_text(TINY.format(steps=steps), encoding="utf-8")
+    answers = (json.dumps({"text": f"Question: {number}? Answer: Ahoy, matey!"}) for number in range(100))
+    (folder / "answers.jsonl").write_text("\n".join(answers), encoding="utf-8")
     for first, split in enumerate(("train", "val")):
         np.arange(first, 2000, dtype=np.uint16).tofile(folder / f"{split}.bin")
     (folder / "my_net.py").write_text(OWN, encoding="utf-8")
-    for name, page in {"tune": "fine-tune", "bard": "five-minutes", "own": "own-network"}.items():
+    pages = {"tune": "fine-tune", "bard": "five-minutes", "pirate": "laptop", "own": "own-network"}
+    for name, page in pages.items():
         shown_first, *_ = documented_configurations((HOW_TO / f"{page}.md").read_text(encoding="utf-8"))
         (folder / f"{name}.toml").write_text(shown_first, encoding="utf-8")
     for name in BUCKETS:
@@ -143,7 +148,8 @@ def readers(api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Readers:
     )
     found.prepare("train", "older.toml")
     found.prepare("train", "first.toml", "--run-id", "first-try", CAIRN_FAULTS="kill@100,kill@500")
-    found.prepare("export", "champion", "gpt2")
+    for name in ("gpt2", "smollm2"):
+        found.prepare("export", "champion", name)
     return found
 
 

@@ -149,7 +149,7 @@ def _apply(module: Any, function: Callable[[Any], Any], recurse: bool = True) ->
         part._apply(function)
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            module._parameters[name] = torch.nn.Parameter(function(parameter.detach()))
+            module._parameters[name] = torch.nn.Parameter(function(parameter.detach()), parameter.requires_grad)
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = function(buffer)

@@ -53,6 +53,9 @@ CASES: dict[str, tuple[Trace, Trace]] = {
     "qwen3, recomputed": (QWEN3, AGAIN),
     "small": (SMALL, windows(64)),
     "small, stock": (SMALL, {**STOCK, **windows(64)}),
+    "adapters": (QWEN3, {"lora": {}}),
+    "adapters, recomputed": ({}, {**AGAIN, "lora": {"rank": 32, "targets": ["c_attn"]}}),
+    "adapters, two micro-batches": ({}, {"lora": {}, **STOCK, **windows(16, 8)}),
     "350M": (MEDIUM, {}),
     "350M, recomputed": (MEDIUM, AGAIN),
 }

@@ -74,6 +74,7 @@ SLOW = {
     "momentum": ({"training": {"optimizer": "momentum"}}, ("_fused_sgd_",), [2], {}),
     "stock": ({"training": {"kernels": "stock"}}, FLASH, [LAYERS, LAYERS], {}),
     "without Triton": ({}, FLASH, [LAYERS, LAYERS], {"NO_TRITON": "1"}),
+    "adapters": ({"model": QWEN3, "training": {"lora": {}}}, (*FLASH, "_fused_adamw_"), [LAYERS, LAYERS, 1], {}),
     "fp32": ({"training": {"precision": "fp32", "kernels": "stock"}}, FLASH, [0, 0], {}),
     "fp16": ({"training": {"precision": "fp16", "kernels": "stock"}}, FLASH, [LAYERS, LAYERS], {}),
     "a module": ({"model": MODULE, "training": {"kernels": "stock"}}, FLASH, [LAYERS, LAYERS], {}),

@@ -133,6 +133,8 @@ def trace(case: Mapping[str, Any]) -> dict[str, Any]:
         state.model.boundary_id = BOUNDARY if training.mask_documents else None
         gradients = dict[str, Any]()
         for name, parameter in state.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             parameter.register_post_accumulate_grad_hook(partial(look, gradients, name))
         seen.operations.clear()
         exchanges.operations.clear()
@@ -193,7 +195,8 @@ def inputs_of(model: ModelConfig, training: TrainingConfig) -> StepInputs:
     windows = TokenWindows([np.zeros(model.block_size * 64 + 1, dtype=np.uint16)], model.block_size, VOCABULARY)
     order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=training.global_batch)
     tokens = torch.zeros((training.global_batch, model.block_size + 1), dtype=torch.int64)
-    batch: Any = GatheredBatch(Batch(windows=tuple(range(training.global_batch)), tokens=tokens))
+    drawn, targets = tuple(range(training.global_batch)), training.global_batch * model.block_size
+    batch: Any = GatheredBatch(Batch(windows=drawn, tokens=tokens, targets=targets))
     micro = int(training.micro_batch)
     return StepInputs(windows=windows, order=order, training=training, micro_batch=micro, loader=batch)
 

@@ -43,8 +43,8 @@ def exported(cairn: Cairn, store: LocalStore, tmp_path: Path) -> Path:
     [
         ("training.init_from=gone", ("training.init_from = 'gone'", "config.json cannot be read", "rule")),
         (
-            "training.init_from=s3://bucket/gpt2",
-            ("training.init_from = 's3://bucket/gpt2': a URL", "download it first"),
+            "training.init_from=ftp://host/gpt2",
+            ("training.init_from = 'ftp://host/gpt2': ftp:// is not read", "rule: a path, or a URL"),
         ),
         ("model.vocab_size=300", ("model.vocab_size = 300", "use model.vocab_size = 301")),
         ("model.n_layer=3", ("training.init_from = 'out'", "model.n_layer = 3", "use model.n_layer = 2")),
@@ -99,3 +99,23 @@ def test_a_configuration_without_the_network_s_keys_goes_on_without_the_director
     assert state.opened is not None and state.finished is not None
     resolved = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 16, "vocab_size": 301}
     assert {key: state.opened.config["model"][key] for key in resolved} == resolved
+
+
+@pytest.mark.slow  # quick: tests/tasks/test_adapters.py, tests/model/test_same_bits_on_any_number_of_processes.py
+def test_adapters_killed_on_two_processes_end_in_the_bits_of_one_are_computed_again_and_are_forked(
+    cairn_process: Cairn, exported: Path, store: LocalStore
+) -> None:
+    settings = ("training.lora.rank=2", "training.micro_batch=1", "checkpoint.every_steps=1", "checkpoint.keep_last=1")
+    common = ["train", "here/run.toml", *(word for each in settings for word in ("--set", each))]
+    assert cairn_process(*common, "--run-id", "alone").code == 0
+    ended = cairn_process(*common, "--run-id", "two", "--set", "training.processes=2", CAIRN_FAULTS="kill@3")
+    assert ended.code == 0, ended.err
+    shutil.rmtree(exported / "out")
+    states = [RunLog(store, run).refresh() for run in ("alone", "two")]
+    digests = [state.finished.state_sha256 for state in states if state.finished]
+    assert len(digests) == 2 == len(states[1].attempts) and digests[0] == digests[1]
+    again = cairn_process("replay", "two")
+    assert again.code == 0 and "4 equal" in again.out, again.out  # most of their starts are deleted
+    assert cairn_process("fork", "two", "longer", "--set", "training.steps=6").code == 0
+    assert cairn_process("train", "--run-id", "longer").code == 0
+    assert RunLog(store, "longer").refresh().finished is not None

@@ -13,14 +13,16 @@ PROCESSES = 4
 STEPS = 8
 MODES: dict[str, dict[str, Any]] = {
     "fp32": {"global_batch": 16, "micro_batch": 2},
-    "bf16 fused": {"global_batch": 15, "micro_batch": 4, "precision": "bf16", "kernels": "fused"},
+    "bf16 fused": {"global_batch": 15, "micro_batch": 4, "precision": "bf16", "kernels": "fused", "has_answers": True},
     "qwen3 moved by muon": {"global_batch": 8, "micro_batch": 2, "optimizer": "muon", "precision": "bf16"},
+    "adapters": {"global_batch": 12, "micro_batch": 3, "lora": {"rank": 2}, "precision": "bf16", "kernels": "fused"},
     "a module of one's own": {"global_batch": 8, "micro_batch": 2},
 }
 MODELS: dict[str, dict[str, Any]] = {
     "fp32": {"dropout": 0.2},
     "bf16 fused": {"dropout": 0.2},
     "qwen3 moved by muon": {"dropout": 0.2, "architecture": "qwen3", "n_kv_head": 1},
+    "adapters": {"dropout": 0.2, "architecture": "qwen3", "n_kv_head": 1},
     "a module of one's own": {"dropout": 0.2, "module": "nano.py:build"},
 }
 SLOW_RANK = 2

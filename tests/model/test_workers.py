@@ -19,6 +19,7 @@ MODES: dict[str, dict[str, Any]] = {
     "bf16 fused": {"precision": "bf16", "kernels": "fused"},
     "bf16 moved by muon": {"precision": "bf16", "kernels": "fused", "optimizer": "muon"},
     "recomputed": {"activation_checkpointing": True},
+    "adapters": {"kernels": "fused", "lora": {"rank": 2}},
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "bf16 moved by muon": {"architecture": "qwen3", "n_kv_head": 1},

@@ -25,10 +25,11 @@ from tests.fabricated_run import FabricatedRun
 # fmt: off
 ATTEMPT = {
     "run_id", "attempt", "started_at", "ended_at", "termination_reason", "detail", "fingerprint",
-    "config_sha256", "data_snapshot", "code_version", "versions", "placement", "flow_run_id", "resumed_from_step",
-    "resumed_from_manifest", "first_step", "last_step", "last_committed_step", "tokens", "gpu_seconds",
-    "useful_gpu_seconds", "wasted_gpu_seconds", "waiting_seconds", "gathering_seconds", "starting_seconds", "peak",
-    "arithmetic", "arithmetic_moved", "injected", "failed_host", "micro_batch", "changed", "decision",
+    "config_sha256", "data_snapshot", "initial_weights_sha256", "code_version", "versions", "placement", "flow_run_id",
+    "resumed_from_step", "resumed_from_manifest", "first_step", "last_step", "last_committed_step", "tokens",
+    "gpu_seconds", "useful_gpu_seconds", "wasted_gpu_seconds", "waiting_seconds", "gathering_seconds",
+    "starting_seconds", "peak", "arithmetic", "arithmetic_moved", "injected", "failed_host", "micro_batch", "changed",
+    "decision",
 }
 CHECKPOINT = {
     "run_id", "attempt", "step", "state", "prefix", "manifest_sha256", "state_sha256", "bytes",

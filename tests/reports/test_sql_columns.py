@@ -23,7 +23,10 @@ from tests.storage.builders import committed, entry, opened
 CONFIG = configuration(("training.seed=77", "model.dropout=0.25", "training.lr=0.0125", "model.n_layer=5")).frozen()
 BEGINNING = CheckpointReference(step=15, attempt=4, prefix="q", manifest_sha256="b")
 OPENED = replace(
-    opened(), config=CONFIG, forked_from=ForkOrigin(run_id="parent", checkpoint=BEGINNING, state_sha256="s15")
+    opened(),
+    config=CONFIG,
+    initial_weights_sha256="e" * 64,
+    forked_from=ForkOrigin(run_id="parent", checkpoint=BEGINNING, state_sha256="s15"),
 )
 REFERENCE = CheckpointReference(step=20, attempt=1, prefix="p", manifest_sha256=f"{20:064x}")
 NATIVE = Arithmetic(digest="a", name="native", processor="p", instructions="i", libraries="l", flags="f")
@@ -125,6 +128,8 @@ STEP = StepRecord(
     loss_scale=1024.0,
     weights_digest="00c0ffee00c0ffee",
     world_size=2,
+    rss_bytes=8192,
+    disk_free_bytes=16384,
 )
 
 
@@ -169,6 +174,7 @@ def expected(table: str) -> Mapping[str, Any]:
             "fingerprint": "f",
             "config_sha256": "c2",
             "data_snapshot": "d",
+            "initial_weights_sha256": "e" * 64,
             "code_version": "2",
             "versions": {"python": "3.12", "torch": "2.14"},
             "placement_host": "there",
@@ -292,6 +298,8 @@ def expected(table: str) -> Mapping[str, Any]:
             "finished_at": at(6),
             "last_seen_at": at(10),
             "train_loss": None,
+            "tokens_per_second": None,
+            "seconds_left": None,
             "deleted_at": None,
             "stopped": "overfit",
             "state_sha256": "s40",

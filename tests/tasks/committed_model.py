@@ -1,21 +1,24 @@
 """A run with one committed checkpoint of a real, small network, made without a trainer's process."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cairn.model.architectures.adapters import name_base
 from cairn.model.training.train_state import TrainState
 from cairn.storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint, stage_checkpoint
+from cairn.storage.checkpoints.payload import small_tensor
 from cairn.storage.logs.log_entry import CheckpointReference, Writer
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.configuration_source import parse_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.data.snapshot_build import build_snapshot
-from cairn.tasks.trainer.tensor_exchange import to_group
+from cairn.tasks.trainer.tensor_exchange import to_group, to_record
+from cairn.tasks.trainer.training_setup import load_initial_weights
 from tests import entries
 from tests.storage.builders import trainer_document
 from tests.tasks.corpus_files import shaped
@@ -83,20 +86,25 @@ def commit_model(
     )
     for body in (opened, started):
         log.append(lambda state, body=body: body, writer=human)
-    state = _moved(TrainState.create(config.model, config.training, snapshot.manifest.vocab_size, torch.device("cpu")))
+    state = TrainState.create(config.model, config.training, snapshot.manifest.vocab_size, torch.device("cpu"))
+    if config.training.lora is not None:
+        load_initial_weights(store, opening["initial_weights_sha256"], state.model)
+        state.beside = name_base(opening["initial_weights_sha256"], config.training.lora)
+    document = trainer_document(7)
+    beside = tuple(small_tensor(to_record(name, tensor)) for name, tensor in state.beside.items())
+    _move(state)
     staged = stage_checkpoint(
         store,
         target=checkpoint_target(run_id, step=7, attempt=1),
         groups=(to_group("weights", state.named_tensors()),),
-        trainer=trainer_document(7),
+        trainer=replace(document, tensors=document.tensors + beside),
     )
     after = commit_checkpoint(log, staged, writer=Writer(host="here", pid=1, attempt=1), tokens=224, gpu_seconds=1.5)
     return CommittedModel(log=log, config=config, reference=after.checkpoints[-1].committed.reference, state=state)
 
 
 @torch.no_grad()
-def _moved(state: TrainState) -> TrainState:
+def _move(state: TrainState) -> None:
     generator = torch.Generator().manual_seed(11)
-    for parameter in state.model.parameters():
+    for parameter in (one for one in state.model.parameters() if one.requires_grad):
         parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return state

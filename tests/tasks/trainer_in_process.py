@@ -7,20 +7,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors.torch import save
 
 from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
+from cairn.model.training.train_state import TrainState
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.step_log import StepRecord
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
+from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.trainer.trainer import Trainer
 from cairn.tasks.trainer.trainer_channel import Place
 from cairn.tasks.trainer.trainer_protocol import Event, StepDone, TrainerSpec
+from cairn.tasks.trainer.weights_source import KEPT, initial_key
 from tests.tasks.corpus_files import shaped
 
 T = TypeVar("T")
@@ -131,6 +135,14 @@ class TrainingWorld:
             work_dir=self.folder / "work",
             **{**fields, **changes},
         )
+
+    def keep_weights(self, seed: int = 5, **model: Any) -> str:
+        """Store weights that a run begins with, as the opening of a run does, and return their hash."""
+        shape, training = ModelConfig(**{**MODEL, **model}), TrainingConfig(**{**TRAINING, "seed": seed})
+        drawn = TrainState.create(shape, training, self.manifest.vocab_size, torch.device("cpu")).model
+        content = save({name: one.detach() for name, one in drawn.named_parameters()})
+        self.store.write(initial_key(name := sha256(content), KEPT), content)
+        return name
 
     @contextmanager
     def opened(self, spec: TrainerSpec) -> Iterator[tuple[Trainer, ParentEnd]]:

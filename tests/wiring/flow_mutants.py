@@ -64,6 +64,13 @@ FLOW_MUTANTS = (
         "tests/wiring/test_flow.py::test_the_heartbeat_says_that_a_step_has_no_checkpoint_until_one_is_staged_again",
     ),
     mutant(
+        "heartbeat-has-no-speed",
+        TRAINER,
+        "tokens_per_second=last.record.tokens_per_second if last",
+        "tokens_per_second=last.record.mfu if last",
+        "tests/wiring/test_flow.py::test_the_last_heartbeat_says_how_far_the_trainer_got",
+    ),
+    mutant(
         "spec-patience-is-the-grace",
         TRAINER,
         "patience_seconds=config.checkpoint.patience_seconds",

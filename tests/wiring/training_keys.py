@@ -140,6 +140,21 @@ def scores_kept_small(bench: Bench) -> None:
         assert plain.staged.state_sha256 != small.staged.state_sha256
 
 
+@acts("training.lora.rank", "training.lora.alpha", "training.lora.targets")
+def adapters_beside_the_weights(bench: Bench) -> None:
+    base = bench.world.keep_weights()
+
+    def trained(**lora: Any) -> Any:
+        return bench.train(2, training={"lora": lora}, initial_weights_sha256=base)
+
+    plain, other = trained(rank=2, alpha=2.0).tensors, trained(rank=2, alpha=4.0, targets=["mlp.c_fc"]).tensors
+    name = "model.h.0.mlp.c_fc.lora.c_fc.B"
+    assert plain[name].shape == (32, 2) and len([one for one in plain if one.endswith("B")]) == 4
+    assert [one for one in other if one.startswith("model.") and one.endswith("B")] == [name]
+    same = trained(rank=2, alpha=2.0, targets=["mlp.c_fc"]).tensors
+    assert not torch.equal(same[name], other[name])
+
+
 @acts("model.n_head")
 def heads_that_share_the_width(bench: Bench) -> None:
     assert bench.differs(model={"n_head": 4})

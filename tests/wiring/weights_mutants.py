@@ -3,6 +3,7 @@
 from tests.wiring.mutant import mutant
 
 STORED = "tasks/configuration/stored_configuration.py"
+ADAPTERS = "tests/cairn/test_adapters.py"
 EXPORT = "tests/cairn/test_export_command.py"
 REQUEST = "tests/flows/test_training_request.py"
 
@@ -38,8 +39,8 @@ WEIGHTS_MUTANTS = (
     mutant(
         "documents-of-the-weights-not-exported",
         "cairn/operations/trained_models.py",
-        "card=write_card(found, opened, source), source=source)",
-        "card=write_card(found, opened, source))",
+        "write_model_directory(folder, opened, card=card, source=source)",
+        "write_model_directory(folder, opened, card=card)",
         f"{EXPORT}::test_only_the_known_documents_of_a_store_are_exported_and_none_names_code",
     ),
     mutant(
@@ -55,5 +56,47 @@ WEIGHTS_MUTANTS = (
         "initial_source_sha256=found.opened.initial_source_sha256",
         "initial_source_sha256=None",
         f"{EXPORT}::test_a_fork_s_card_names_the_base_model_too",
+    ),
+    mutant(
+        "adapters-of-a-fork-beside-nothing",
+        "cairn/operations/person_decisions.py",
+        "found.opened.initial_weights_sha256 if config.training.lora else None",
+        "None",
+        f"{ADAPTERS}::test_a_fork_s_adapters_go_on_beside_the_same_weights_and_no_others",
+    ),
+    mutant(
+        "adapters-resumed-beside-other-weights",
+        "tasks/trainer/training_setup.py",
+        "and (self._opened is None or state.beside)",
+        "and self._opened is None",
+        "tests/tasks/test_adapters.py::test_a_run_that_lost_its_machine_goes_on_in_the_bits_of_one_that_did_not",
+    ),
+    mutant(
+        "base-of-adapters-not-in-the-state",
+        "tasks/trainer/training_setup.py",
+        "state.beside = adapters.name_base(spec.initial_weights_sha256, training.lora)",
+        "pass",
+        "tests/tasks/test_adapters.py::test_the_digest_of_a_state_covers_the_weights_beside_its_adapters",
+    ),
+    mutant(
+        "adapters-left-out-of-what-is-evaluated",
+        "tasks/evaluator/checkpoint_model.py",
+        "        adapters.merge(network, trained, alpha)\n",
+        "",
+        "tests/tasks/test_adapters.py::test_a_checkpoint_opens_as_the_network_that_was_trained",
+    ),
+    mutant(
+        "adapters-passed-by-fused-layers",
+        "model/training/train_state.py",
+        "and not (training_config.compile or lora)",
+        "and not training_config.compile",
+        "tests/model/test_adapters.py::test_only_adapters_move_and_only_they_have_gradients_and_moments",
+    ),
+    mutant(
+        "adapter-asked-for-and-the-whole-written",
+        "cairn/cli/model_commands.py",
+        "export_model(found, Path(folder), adapter=adapter)",
+        "export_model(found, Path(folder))",
+        f"{ADAPTERS}::test_a_run_without_adapters_has_none_to_export",
     ),
 )
