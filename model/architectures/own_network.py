@@ -67,7 +67,6 @@ class OwnNetwork(nn.Module):
 
     boundary_id: int | None = None
     gathered_dtype: torch.dtype | None = None
-
     files: Mapping[str, bytes] = {}
     called_with: Mapping[str, Any] = {}
     """Those that made the module, and what its function was called with."""
@@ -84,12 +83,7 @@ class OwnNetwork(nn.Module):
                 raise self.refusal(f"{name} is frozen; rule: what is not trained is a buffer, which the file makes")
         if not any(True for _ in module.parameters()):
             raise self.refusal("has no parameter")
-        taken = [
-            one
-            for one in inspect.signature(module.forward).parameters.values()
-            if one.kind <= one.POSITIONAL_OR_KEYWORD
-        ]
-        self._has_own_loss = len(taken) > 1 and taken[1].name == "targets"
+        self._has_own_loss = list(inspect.signature(module.forward).parameters)[1:2] == ["targets"]
 
     def named_parameters(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the module's own."""
@@ -152,10 +146,8 @@ class OwnNetwork(nn.Module):
 
     def _predict(self, tokens: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return logits of all positions, without targets at least of the last, and the module's own loss if any."""
-        tokens = tokens.contiguous()
-        if self._has_own_loss and targets is not None:
-            targets = targets.contiguous()  # others' files take views of them
-        found = self.module(tokens, targets) if self._has_own_loss else self.module(tokens)
+        own = {"targets": targets if targets is None else targets.contiguous()} if self._has_own_loss else {}
+        found = self.module(tokens.contiguous(), **own)  # somebody's file may take views of them
         logits, loss = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         if isinstance(head := getattr(self.module, "head_weight", None), Tensor):
             logits = F.linear(logits, head)  # (B, T, C) -> (B, T, V)
@@ -202,6 +194,7 @@ def make_network(files: Mapping[str, bytes], config: ModelConfig, vocab_size: in
 
 
 _REPEATED = 4
+"""Forward passes that must agree: one that draws seldom shows in some of them."""
 
 
 @torch.no_grad()

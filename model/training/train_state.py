@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, Self
 
 import torch
@@ -114,7 +114,8 @@ class TrainState:
             raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_numerics")
         model: Network
         if model_config.module:
-            model = _make_own(model_config, training_config, vocab_size, device, files or {}, checked=filled)
+            make = partial(make_network, files or {}, model_config, vocab_size)
+            model = _make_own(make, training_config, device, new=filled)
         else:
             model = _make_gpt(model_config, training_config, vocab_size, device, ranks)
         if filled and isinstance(model, GPT):
@@ -249,22 +250,14 @@ def _make_gpt(
     return model
 
 
-def _make_own(
-    config: ModelConfig,
-    training: TrainingConfig,
-    vocab_size: int,
-    device: torch.device,
-    files: Mapping[str, bytes],
-    *,
-    checked: bool,
-) -> OwnNetwork:
+def _make_own(make: Callable[[], OwnNetwork], training: TrainingConfig, device: torch.device, new: bool) -> OwnNetwork:
     """Make a module with its first values, and where a run begins find out whether it can be trained at all."""
     with determinism.keeping_generators(device):
         determinism.seed_generators(training.seed, device)
-        model = make_network(files, config, vocab_size).to(device)
-        if checked:
+        model = make().to(device)
+        if new:
             determinism.seed_generators(training.seed, device)
-            check_network(model, *(make_network(files, config, vocab_size) for _ in range(2)))
+            check_network(model, make(), make())
     if training.activation_checkpointing:
         model.recompute_blocks()
     return model

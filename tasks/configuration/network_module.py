@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import GenericAlias
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from cairn.model.configuration.network import FILLED_IN, KNOWN_PACKAGES, OF_MODULE, PYTHON_FILE, ModelConfig
 from cairn.storage.errors import IntegrityError
@@ -23,10 +23,10 @@ from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.errors import InvalidConfiguration
 
 _MOST_BYTES, _MOST_FILES = 1 << 20, 50
-_PLAIN = (int, float, bool, str)
-_TYPES: dict[str, Any] = {kind.__name__: kind for kind in _PLAIN}
-_TYPES |= {f"list[{kind.__name__}]": GenericAlias(list, (kind,)) for kind in _PLAIN}
-_TYPES |= {f"tuple[{kind.__name__}, ...]": GenericAlias(tuple, (kind, ...)) for kind in _PLAIN}
+_PLAIN: dict[str, Any] = {"int": Annotated[int, Field(ge=-(2**63), lt=2**63)], "float": float, "bool": bool, "str": str}
+_TYPES = dict(_PLAIN)
+_TYPES |= {f"list[{name}]": GenericAlias(list, (kind,)) for name, kind in _PLAIN.items()}
+_TYPES |= {f"tuple[{name}, ...]": GenericAlias(tuple, (kind, ...)) for name, kind in _PLAIN.items()}
 _TYPES |= {f"{name} | None": kind | None for name, kind in _TYPES.items()}
 """Types of arguments, as an annotation names them."""
 _RULE = "int, float, bool, str, list[…] or tuple[…, ...] of one of these, or one of all that | None"
@@ -212,17 +212,22 @@ def _check_arguments(model: ModelConfig, declared: ast.arguments) -> dict[str, A
             wrong.append(f"{model.module}: its argument {text} has no type that a configuration has; rule: {_RULE}")
         elif name in given:
             try:
-                arguments[name] = TypeAdapter(kind).validate_json(encode(given[name]), strict=True)
-            except ValidationError:
+                arguments[name] = _typed(kind, given[name])
+            except (ValueError, TypeError, OverflowError):
                 wrong.append(f"model.{name} = {given[name]!r}: must be {text}, as {model.module} declares it")
         elif default is None and name not in FILLED_IN:
             wrong.append(f"model.{name}: missing; {model.module} takes {text}")
         elif default is not None and name not in FILLED_IN:
-            with suppress(ValueError):  # not a literal: it stays the file's own affair
-                arguments[name] = ast.literal_eval(default)
+            with suppress(ValueError, TypeError, OverflowError):  # no literal of its type: the file's own affair
+                arguments[name] = _typed(kind, ast.literal_eval(default))
     if wrong:
         raise InvalidConfiguration("\n".join(wrong))
     return arguments
+
+
+def _typed(kind: Any, value: object) -> Any:
+    """Return the value as one of this type that JSON holds; raises as the two that find out do."""
+    return TypeAdapter(kind).validate_json(encode(value), strict=True)
 
 
 def _refusal(model: ModelConfig, problem: str) -> InvalidConfiguration:

@@ -83,6 +83,13 @@ def test_arguments_are_those_given_and_the_literal_defaults(folder: Path) -> Non
     }  # fmt: skip
 
 
+def test_a_default_that_is_none_of_its_type_is_left_to_the_file(folder: Path) -> None:
+    (folder / "net.py").write_text(
+        "def build(a: int = 'x', b: int = 10**3, c: int = {1}, d: int = 1j, e: int = 2): ..."
+    )
+    assert read(folder, module="net.py:build").arguments == {"e": 2}
+
+
 def test_a_configuration_says_of_a_module_what_was_written_and_of_another_network_nothing_of_modules(
     folder: Path,
 ) -> None:
@@ -107,6 +114,10 @@ def test_a_configuration_says_of_a_module_what_was_written_and_of_another_networ
         ({"width": "8"}, "model.width = '8': must be width: int"),
         ({"width": 8.5}, "must be width: int"),
         ({"width": True}, "must be width: int"),
+        ({"width": 10**30}, "must be width: int"),
+        ({"width": 8, "rate": float("nan")}, "must be rate: float"),
+        ({"width": 8, "rate": float("inf")}, "must be rate: float"),
+        ({"width": {"a": 1}}, "must be width: int"),
         ({"width": 8, "rate": "x"}, "must be rate: float"),
         ({"width": 8, "sizes": [1, "2"]}, "must be sizes: list[int]"),
         ({"width": 8, "top": 1.5}, "must be top: int | None"),
