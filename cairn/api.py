@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from cairn.model.architectures.gpt import GPT
+    from cairn.model.architectures.own_network import Network
     from cairn.reports.queries.run_comparison import RunComparison
     from cairn.reports.queries.run_status import RunStatus
     from cairn.reports.text.display_tables import Table
@@ -114,7 +114,7 @@ class Run:
         """Every surviving step once, in order: loss, learning rate, gradient norm, speed (`steps`)."""
         return self._table("steps")
 
-    def load_model(self, step: int | None = None, *, device: str = "cpu") -> "GPT":
+    def load_model(self, step: int | None = None, *, device: str = "cpu") -> "Network":
         """Return the network of the newest committed checkpoint, or of `step`, in evaluation mode.
 
         Every byte is verified: raises `IntegrityError` if one differs from what was committed.
@@ -212,7 +212,7 @@ class Store:
         rows = [row for row in list_runs(self.objects) if row.state != RunPhase.DELETED]
         return _html_of(runs_table(rows, empty=f"no run in {self.objects.url}"))
 
-    def load_model(self, reference: str, *, device: str = "cpu") -> "GPT":
+    def load_model(self, reference: str, *, device: str = "cpu") -> "Network":
         """Return the network of an alias such as `champion`, of RUN or RUN@STEP, in evaluation mode."""
         from cairn.operations.trained_models import open_run_model
         from cairn.reports.queries.run_lookup import find_checkpoint

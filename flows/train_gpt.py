@@ -29,7 +29,14 @@ from cairn.tasks import commit_checkpoint, train_segment
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.addresses import name_store
 from cairn.tasks.errors import LiveOwner, ShutdownRequested, TrainerGone
-from cairn.tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
+from cairn.tasks.policy.termination import (
+    EXIT_CODES,
+    DecisionAction,
+    FlowEnd,
+    FlowOutcome,
+    TerminationReason,
+    flow_outcome,
+)
 from cairn.tasks.trainer.trainer_process import WarmTrainer
 
 _GROUPS = 17
@@ -175,6 +182,8 @@ def end_after(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
         return None
     if run.cancellation.is_cancelling():
         return FlowEnd(reason=run.cancellation.outcome, message=f"{ended.detail}; the same command continues")
+    if ended.reason == TerminationReason.PAUSED and not run.limit.why:
+        return None  # by cost.limit: no other attempt can be claimed
     outcome = flow_outcome(ended.reason, decision.action, decision.charged, is_spent=decision.is_spent)
     if outcome is None:
         run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")

@@ -36,7 +36,8 @@ def train_set(
     members = expand_set(choose_run_id(TrainingRequest(config=config, run_id=name)), overrides)
     for member in members:  # a value that no run could be made with is refused before the first one starts
         if read_configuration(config, overrides=member.overrides, environment=os.environ).set.is_on:
-            raise InvalidConfiguration("set: this flow starts all runs at once; rule: `cairn train` halves and budgets")
+            why = "this flow starts all runs at once, so none can wait for a rung or a budget"
+            raise InvalidConfiguration(f"[set] of {config}: {why}; leave it out, or use `cairn train`")
     given = {"config": config, "store": store, "store_credentials": store_credentials}
     started = start_run.map(list(members), given=[given] * len(members), deployment=[deployment] * len(members))
     started.result()

@@ -10,6 +10,7 @@ from pathlib import Path
 _PROGRAM = r"(?:[A-Z_]+=\S* )*(?:srun )?(?:\.venv/bin/)?(?:cairn|make|prefect)\b"
 _LINE = re.compile(rf"^ {{4,}}(?:\$ )?(?P<line>{_PROGRAM}.*)")
 _SPAN = re.compile(rf"`({_PROGRAM} [^`]+)`")
+_PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _TOML = re.compile(r"^```toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -55,6 +56,12 @@ def documented_commands(text: str) -> Iterator[DocumentedCommand]:
 def documented_configurations(text: str) -> list[str]:
     """Return the TOML blocks of a document."""
     return _TOML.findall(text)
+
+
+def documented_module(text: str) -> str:
+    """Return the first Python block of a document, empty if it has none."""
+    found = _PYTHON.search(text)
+    return found[1] if found else ""
 
 
 def _is_before_program(word: str) -> bool:

@@ -177,6 +177,7 @@ class FabricatedRun:
             ),
             starting_seconds=1.75,
             symptom="it crawls",
+            tokens_per_second=8.0,
         )
         write_heartbeat(self.log.store, self.log.prefix, heartbeat)
 

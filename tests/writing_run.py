@@ -106,7 +106,7 @@ class WritingRun:
         )
 
 
-def open_writing_run(store: ObjectStore, folder: Path) -> WritingRun:
+def open_writing_run(store: ObjectStore, folder: Path, **opening: Any) -> WritingRun:
     """Build the snapshot and open the run; no attempt is started."""
     config = configuration(folder)
     snapshot = build_snapshot(store, config.data, folder)
@@ -118,6 +118,7 @@ def open_writing_run(store: ObjectStore, folder: Path) -> WritingRun:
         config_sha256=config.frozen_sha256(),
         data_snapshot=snapshot.snapshot_id,
         total_steps=40,
+        **opening,
     )
     log.append(lambda state: body, writer=this_writer())
     return WritingRun(log=log, config=config, manifest=snapshot.manifest)

@@ -39,16 +39,24 @@ class CompletionView:
 
 
 def ui(
-    where: Place = "", *, port: int = 8460, metrics_token_file: str = "", store: Url = "", json: Json = False
+    where: Place = "",
+    *,
+    port: int = 8460,
+    metrics_token_file: str = "",
+    prompts: Flag = False,
+    store: Url = "",
+    json: Json = False,
 ) -> None:
     """Serve the live page: all runs, one run as it trains, several over each other, models; Ctrl-C ends it.
 
-    It reads the store alone, listens on 127.0.0.1, and answers with the token in the address that it prints.
+    It reads the store alone, writes nothing but your notes, listens on 127.0.0.1, and answers with the token in the
+    address that it prints. A child with bounded time and memory draws text from a checkpoint that you choose.
 
     Args:
         where: folder or URL of the store, as --store.
         port: where it listens; 0 is any that is free [8460].
         metrics_token_file: file with the token with which a monitor of any user reads /metrics [only the page's own].
+        prompts: offer the prompt also for a bucket, and for a folder that others may write to.
 
     Examples:
         cairn ui
@@ -64,7 +72,7 @@ def ui(
 
     chosen = open_chosen_store(where or store)
     access = read_access(metrics_token_file)
-    serve(chosen, port=port, access=access, environment=os.environ, announce=announce)
+    serve(chosen, port=port, access=access, environment=os.environ, prompts=prompts, announce=announce)
 
 
 def config(key: str = "", *, json: Json = False) -> None:

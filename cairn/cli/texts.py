@@ -218,6 +218,7 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     if config.data.mixture:
         yield "draws", describe_mixture(config.data.mixture)
     shape = f"{format_count(model.n_layer, 'layer')}, {format_count(model.n_head, 'head')}, width {model.n_embd}"
+    shape = model.module or shape
     vocabulary = f"{data.vocab_size:,} ids{'' if data.snapshot_id else ' at most'}, block {model.block_size:,}"
     yield "model", f"{config.model_family or plan.run_id}: {plan.parameters:,} parameters ({shape}, {vocabulary})"
     shown = {name.replace("_", " "): memory.parts.bytes_of(name) for name in PARTS}

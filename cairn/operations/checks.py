@@ -17,7 +17,7 @@ from cairn.storage.checkpoints.checkpoint import verify_checkpoint
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state, window_losses
 from cairn.storage.snapshots import data_snapshot
-from cairn.storage.stores import open_store, store_probe
+from cairn.storage.stores import codec, open_store, store_probe
 from cairn.storage.stores.object_store import ObjectStore, check_object
 from cairn.tasks.machine.placement import CAIRN_VERSION, is_known_dead, shares_pids, usable_cores, work_folder
 from cairn.tasks.text.format import format_quantity
@@ -199,7 +199,7 @@ def _losses_problems(store: ObjectStore, run_id: str, state: run_state.RunState)
 
 
 def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[str]:
-    """Yield the problems of the data snapshot and of the initial weights."""
+    """Yield the problems of the data snapshot, of the initial weights and of a module's files."""
     if state.opened is None:
         return
     try:
@@ -218,6 +218,14 @@ def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[st
                 check_object(store, promised_object(store, sha256, name))
             except IntegrityError as error:
                 yield str(error)
+    if codec.stored_value(state.opened.config, "model", "module", str):
+        from cairn.tasks.configuration.network_module import promised_file
+
+        try:
+            for name, sha256 in (run_lookup.configuration_of(state).model.files or {}).items():
+                check_object(store, promised_file(store, name, sha256))
+        except IntegrityError as error:
+            yield str(error)
 
 
 def registry_problems(store: ObjectStore, run_id: str, state: run_state.RunState) -> Iterator[str]:

@@ -92,13 +92,19 @@ class RunSampler:
         self._log, self._request = log, request
         self._opened: CheckpointModel | None = None
         self._reference: log_entry.CheckpointReference | None = None
+        self._ends = frozenset[int]()
 
     def load(self, reference: log_entry.CheckpointReference) -> None:
         """Load the verified weights of a checkpoint; keeps the present ones if it raises `IntegrityError`."""
         from cairn.tasks.evaluator.checkpoint_model import load_network
+        from cairn.tasks.trainer.weights_source import read_source
 
         if self._opened is None:
             self._opened = open_run_model(self._log, reference, self._request.device)
+            opened = self._log.state.opened
+            begun = opened.initial_source_sha256 if opened else None
+            further = read_source(self._log.store, begun).end_ids if begun else frozenset[int]()
+            self._ends = further | {self._opened.snapshot.manifest.end_of_text_id}
         else:
             load_network(self._opened.network, self._log.store, reference)
         self._reference = reference
@@ -111,14 +117,14 @@ class RunSampler:
         opened, reference, request = self._opened, self._reference, self._request
         assert opened is not None and reference is not None
         show(request.prompt)
-        prompt = opened.tokenizer.encode_prompt(request.prompt)
+        prompt = opened.prompt_ids(request.prompt)
         stream = TextStream(opened.tokenizer.decode, prompt if request.prompt else ())
         pieces, ended = list[str](), "length"
         sampling = Sampling(temperature=request.temperature, top_k=request.top_k or None, top_p=request.top_p)
         tokens = generate_stream(opened.network, prompt, new_tokens=request.tokens, sampling=sampling, seed=seed)
         with using_threads(run_lookup.configuration_of(self._log.state).training.threads):
             for token in tokens:
-                if request.stop_at_end and token == opened.snapshot.manifest.end_of_text_id:
+                if request.stop_at_end and token in self._ends:
                     if not (pieces or request.prompt):
                         continue  # a weak network often repeats the token it begins with; an empty text is of no use
                     ended = "end-of-text"
@@ -144,6 +150,7 @@ def open_run_model(
 ) -> "CheckpointModel":
     """Return the run's network with the verified weights of a checkpoint, as `open_model` does."""
     from cairn.model.training.determinism import resolve_device
+    from cairn.tasks.configuration.configuration_source import allowed_code
     from cairn.tasks.evaluator.checkpoint_model import open_model
 
     config, opened = run_lookup.configuration_of(log.state), log.state.opened
@@ -156,6 +163,7 @@ def open_run_model(
         cache_dir=work_folder(os.environ) / "snapshots",
         device=resolve_device(device),
         mask_documents=config.training.mask_documents,
+        allowed_code=allowed_code(os.environ),
     )
 
 
@@ -296,6 +304,8 @@ def write_card(
     }
     config = parse_stored_configuration(found.opened.config)  # what is not frozen has its default
     promotions = alias_history.list_promotions(found.log.store)
+    path, _, entry = (config.model.module or "").rpartition(":")
+    given = ", ".join(f"{name}={value!r}" for name, value in getattr(opened.network, "called_with", {}).items())
     return pages.get_template("model_card.md.j2").render(
         state=found.log.state,
         opened=found.opened,
@@ -307,6 +317,8 @@ def write_card(
         config=config,
         model=config.model,
         family=family_of(config.model),
+        entry=(Path(path).stem, entry),
+        call=f"{entry}({given})",
         source=source,
         is_adapter=is_adapter,
     )

@@ -6,6 +6,7 @@ a few windows by heart; text, tokenizer, network, numerics and optimizer are the
 store: no entry, no lease, no cache. Source: Karpathy 2019, "A Recipe for Training Neural Networks".
 """
 
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.sample_order import Component, SampleOrder
 from cairn.model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
 from cairn.model.training import determinism, train_state, training_loop
@@ -30,6 +32,8 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.configuration_source import allowed_code
+from cairn.tasks.configuration.network_module import keep_files
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.data import corpus, snapshot_build, snapshot_lookup
@@ -73,7 +77,7 @@ class _SegmentReplayer:
             self.close()
             self._data, self._attempt = training_setup.open_training_data(self._log.store, spec, place), spec.attempt
         if self._state is None or spec.resume is None:
-            self._state = training_setup.fresh_state(spec, self._data, place)
+            self._state = training_setup.fresh_state(self._log.store, spec, self._data, place)
         if not carried or self._state.beside:
             load.into(self._state, spec.initial_weights_sha256)
         if carried:
@@ -100,6 +104,7 @@ class _SegmentReplayer:
             snapshot_id=opened.data_snapshot,
             data=config.data,
             model=config.model,
+            allowed_code=allowed_code(os.environ),
             training=config.training.model_copy(update={"probe_every_steps": 0}),  # the probe changes no bit
             micro_batch=started.micro_batch,
             activation_checkpointing=started.activation_checkpointing,
@@ -232,7 +237,9 @@ def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Calla
         count = data.inputs.windows.window_count
         few = (Component(first_window=0, window_count=min(WINDOWS, count)),)  # every epoch of them is this one batch
         order = SampleOrder(window_count=count, seed=spec.training.seed, global_batch=WINDOWS, components=few)
-        state = training_setup.fresh_state(spec, data, place)
+        code = LocalStore(folder / "code")
+        keep_files(code, config.model, config.code.files)
+        state = training_setup.fresh_state(code, spec, data, place)
         observer = training_loop.StepObserver(
             on_step=follow, stop_requested=lambda: bool(steps) and steps[-1].train_loss < BY_HEART
         )
@@ -285,7 +292,8 @@ def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path)
         store_url=store.url,
         snapshot_id=snapshot_id,
         data=config.data.model_copy(update={"weights": (), "stages": ()}),
-        model=config.model.model_copy(update={"dropout": 0.0}),
+        model=_without_dropout(config.model),
+        allowed_code=config.code.allow,
         training=config.training.model_copy(update={**few, **steady}),
         micro_batch=WINDOWS,
         activation_checkpointing=config.training.activation_checkpointing,
@@ -295,6 +303,12 @@ def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path)
         cache_dir=folder / "snapshots",
         work_dir=folder / "work",
     )
+
+
+def _without_dropout(model: ModelConfig) -> ModelConfig:
+    given = model.arguments or {}
+    without = {"arguments": {**given, "dropout": 0.0}} if "dropout" in given else {}
+    return model.model_copy(update={"dropout": 0.0, **without})
 
 
 def judge_losses(losses: Sequence[float], problem: str, *, lr: float) -> tuple[bool, str]:

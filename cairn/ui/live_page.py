@@ -31,6 +31,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.settings import CostConfig
 from cairn.tasks.machine.placement import work_folder
 from cairn.ui.local_server import METRICS, Access, LocalServer, listen
+from cairn.ui.person_requests import PersonRequests
 
 MOST_COMPARED = 8  # runs on one page
 _Runs = Annotated[list[str], Query(alias="run")]
@@ -90,6 +91,12 @@ class ViewCache:
         assert entry.view is not None
         return entry.view
 
+    def expire(self, *names: str) -> None:
+        """Let the next one who asks for one of these views read it again."""
+        with self._lock:
+            for entry in filter(None, map(self._entries.get, names)):
+                entry.due = 0.0
+
     def _refresh(self, entry: _Entry, open_view: Callable[[], Callable[[], Any]]) -> None:
         began, before = self._clock(), entry.view
         value, error = before.value if before else None, None
@@ -110,11 +117,17 @@ class LivePages:
     """Answers one store's requests, each in a thread of its own."""
 
     def __init__(
-        self, store: ObjectStore, environment: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: ObjectStore,
+        environment: Mapping[str, str],
+        *,
+        prompts: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read the assets; views are read when they are asked for."""
+        """Read the assets; views are read when they are asked for. `prompts`: draw texts from a store of others too."""
         self._store, self._environment = store, environment
         self._views, self._metrics = ViewCache(store, clock=clock), run_metrics.RunMetrics(store)
+        self._persons = PersonRequests(store, environment, prompts=prompts, on_note=self._expire_run)
         self._made, self._making = dict[str, bytes](), Lock()
         own, styles = files("cairn.ui") / "assets", files("cairn.reports.pages") / "templates"
         self._assets = {name: (own / name).read_bytes() for name in ("live.js", "live_plot.js", "icon.svg")}
@@ -135,6 +148,8 @@ class LivePages:
             ("/assets/{name}", self.asset),
         ):
             app.add_api_route(path, answer, methods=["GET", "HEAD"], response_model=None)
+        for path, act in (("/runs/{run_id}/note", self._persons.note), ("/runs/{run_id}/prompt", self._persons.prompt)):
+            app.add_api_route(path, act, methods=["POST"], response_model=None)
         return app
 
     def overview(self) -> View:
@@ -165,7 +180,8 @@ class LivePages:
     def run(self, request: Request, run_id: str) -> Response:
         """One run."""
         (view,) = self._read_runs([run_id])
-        return self._page(request, view, lambda frame: report_pages.run_page(frame, view.value))
+        draws = self._persons.draws_texts()
+        return self._page(request, view, lambda frame: report_pages.run_page(frame, view.value, draws_texts=draws))
 
     def attempt(self, request: Request, run_id: str, number: int) -> Response:
         """The post-mortem of one attempt."""
@@ -231,6 +247,9 @@ class LivePages:
 
         return [self._views.read(f"run/{run_id}", partial(follow, run_id)) for run_id in run_ids[:MOST_COMPARED]]
 
+    def _expire_run(self, run_id: str) -> None:
+        self._views.expire("runs", f"run/{run_id}")
+
     def _expand(self, names: Sequence[str]) -> Sequence[str]:
         """Return the runs that are named, by themselves or by their set; several that are runs need no list of all."""
         if len(names) > 1 and all(view.value is not None for view in self._read_runs(names)):
@@ -266,6 +285,7 @@ def serve(
     port: int,
     access: Access,
     environment: Mapping[str, str],
+    prompts: bool,
     announce: Callable[[LiveAddress], None],
 ) -> None:
     """Listen on 127.0.0.1, any free port for 0, announce the address once the runs were read, answer until Ctrl-C.
@@ -275,7 +295,7 @@ def serve(
     """
     with listen(port, "--port") as listening:
         os.nice(10)
-        pages = LivePages(store, environment)
+        pages = LivePages(store, environment, prompts=prompts)
         server = LocalServer(app=pages.make_app(), listening=listening, access=access)
         reading = Thread(target=pages.overview, daemon=True)
         with suppress(KeyboardInterrupt):

@@ -97,7 +97,8 @@ class LocalServer:
         config = uvicorn.Config(
             self.app, log_level="error", access_log=False, lifespan="off", ws="none", proxy_headers=False, **bounds
         )
-        return uvicorn.Server(config)
+        server = self.app.state.server = uvicorn.Server(config)
+        return server
 
 
 class BoundedConnection(asyncio.Protocol):
@@ -165,12 +166,16 @@ def listen(port: int, option: str) -> socket.socket:
 async def _guard(access: Access, request: Request, answer: RequestResponseEndpoint) -> Response:
     """Answer a request or refuse it, with the headers that restrict a browser.
 
-    Only this machine's own names are served (against DNS rebinding), and only with a token.
+    Only this machine's own names are served (against DNS rebinding), and only with a token. More than reading needs the
+    Origin of this server too: browsers send its cookie also for pages of other ports.
     """
-    own = request.scope["server"][1]
-    if request.headers.getlist("host") not in ([f"127.0.0.1:{own}"], [f"localhost:{own}"]):
+    own, hosts = request.scope["server"][1], request.headers.getlist("host")
+    if hosts not in ([f"127.0.0.1:{own}"], [f"localhost:{own}"]):
         why = f"ask for http://127.0.0.1:{own}/: no other name of this machine is answered\n"
         response: Response = PlainTextResponse(why, status_code=400)
+    elif request.method not in ("GET", "HEAD") and request.headers.getlist("origin") != [f"http://{hosts[0]}"]:
+        why = "only a page of this server asks for more than reading: others are refused by their Origin\n"
+        response = PlainTextResponse(why, status_code=403)
     elif not access.admits(request):
         why = "this page is for the user who started it: open the address that was printed, which has a token\n"
         response = PlainTextResponse(why, status_code=401, headers={"www-authenticate": "Bearer"})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cairn.reports.queries import evaluations, run_lookup
 from cairn.tasks.configuration import addresses, configuration_source, run_configuration
+from cairn.tasks.configuration.network_module import require_allowed
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.evaluator import evaluation_run
 from cairn.tasks.machine.placement import work_folder
@@ -15,6 +16,9 @@ from cairn.tasks.machine.placement import work_folder
 def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation_run.EvaluationPlan:
     """Return the plan: the run's suites, or those of a file; raises `InvalidConfiguration` for an invalid file."""
     config = run_lookup.configuration_of(found.log.state)
+    allowed = configuration_source.allowed_code(os.environ)
+    require_allowed(config.model, allowed)
+    config = config.model_copy(update={"code": run_configuration.CodeConfig(allow=allowed)})
     if suite:
         try:
             path = addresses.find_file(suite, addresses.SUITES, folder=Path())
@@ -48,6 +52,7 @@ def plan_evaluation(
         faults=faults,
         mask_documents=config.training.mask_documents,
         arithmetic=config.training.arithmetic,
+        allowed_code=config.code.allow,
     )
     others = config.evaluation.evaluators
     return replace(plan, following=tuple(replace(plan, suite=s, timeout_seconds=s.timeout_seconds) for s in others))

@@ -27,6 +27,7 @@ from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, RejectedRow
 from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, injected_faults
+from cairn.tasks.configuration.network_module import read_files
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
@@ -35,6 +36,7 @@ from cairn.tasks.machine import machine_speed, placement, process_memory
 from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, most_workers, next_sizes
 from cairn.tasks.text.format import format_quantity
 from cairn.tasks.trainer.initial_weights import InitialDirectory, check_directory
+from cairn.tasks.trainer.module_trial import try_module
 from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
 _BESIDE_KEPT = 2
@@ -65,6 +67,9 @@ def check_before_start(
     wanted = configure_run(resolved, log.state, environment)
     if opened is not None:
         check_drift(opened.config, wanted, run_id=log.run_id)
+    if wanted.model.module and not wanted.code.files:
+        files = read_files(log.store, wanted.model, wanted.code.allow)
+        wanted = wanted.model_copy(update={"code": wanted.code.with_files(files)})
     try:
         injected_faults.parse_faults(environment.get("CAIRN_FAULTS", ""))
         if is_here:
@@ -137,7 +142,9 @@ def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Pa
     """Check a new run's data and initial weights; returns the vocabulary size."""
     if config.data.snapshot:
         manifest = snapshot_lookup.find_by_id(store, config.data.snapshot).manifest
-        snapshot_lookup.check_block_size(manifest, config.model.block_size, config.data)
+        snapshot_lookup.check_block_size(
+            manifest, config.model.block_size, config.data, mask_documents=config.training.mask_documents
+        )
         vocab_size = manifest.vocab_size
     else:
         vocab_size = wanted_vocab_size(config.data, snapshot_build.given_tokenizer(config.data, base_dir))
@@ -159,7 +166,7 @@ def _check_memory(
     config: RunConfig, state: run_state.RunState, vocab_size: int, sizes: AttemptSizes, group: TrainerGroup
 ) -> None:
     # Asking a device takes a process with torch; a run that has attempts has trained on its device before.
-    is_known_to_fit = bool(state.attempts) and machine_speed.trains_on_cuda(config.training.device)
+    is_known_to_fit = state.attempts and (machine_speed.trains_on_cuda(config.training.device) or config.model.module)
     if config.training.memory_check and not is_known_to_fit:
         require_memory(config, vocab_size, sizes, available_memory(config.training, group))
 
@@ -242,7 +249,9 @@ def memory_room(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> 
 def estimate_trainer(
     config: RunConfig, vocab_size: int, sizes: AttemptSizes, memory: AvailableMemory
 ) -> size_estimate.MemoryEstimate:
-    """Return the memory that one trainer of these sizes takes at its peak."""
+    """Return the memory that one trainer of these sizes takes at its peak; of a module by trying one step."""
+    if config.model.module:
+        return try_module(config, vocab_size, sizes)
     micro_batch, recompute, place = sizes.micro_batch, sizes.activation_checkpointing, memory.place
     return size_estimate.estimate_memory(
         config.model, config.training, vocab_size, micro_batch=micro_batch, recompute=recompute, place=place
@@ -312,12 +321,22 @@ def store_room(
     rules, total = config.checkpoint, config.training.steps
     commits, milestones = -(-total // rules.every_steps), total // rules.keep_every if rules.keep_every else 0
     kept = min(commits, rules.keep_last + rules.keep_best + milestones)
-    each = size_estimate.checkpoint_bytes(config.model, config.training, vocab_size)
+    each = _checkpoint_bytes(state, config, vocab_size)
     there = sum(record.committed.bytes for record in state.live_checkpoints)
     most = math.inf if rules.every_seconds else commits
     needed, with_late = (each * min(most, kept + beside) for beside in (_BESIDE_KEPT, _BESIDE_KEPT + _LATE))
     late, needed, free = int(with_late - needed), max(0, int(needed) - there), free_bytes(store)
     return StoreRoom(bytes_each=each, kept_at_most=kept, needed_bytes=needed, late_bytes=late, free_bytes=free)
+
+
+def _checkpoint_bytes(state: run_state.RunState, config: RunConfig, vocab_size: int) -> int:
+    """Return the size of a checkpoint; a module's is that of its newest, or of a trial's state."""
+    if not config.model.module:
+        return size_estimate.checkpoint_bytes(config.model, config.training, vocab_size)
+    if (newest := state.newest_committed) is not None:
+        return newest.committed.bytes
+    tried = try_module(config, vocab_size, next_sizes(state, config.training, config.model.block_size))
+    return tried.parameters_bytes + tried.optimizer_bytes
 
 
 def free_bytes(store: object_store.ObjectStore) -> int | None:

@@ -11,6 +11,7 @@ from cairn.flows.preparation import preflight
 from cairn.flows.preparation.preflight import AvailableMemory, StoreRoom
 from cairn.model.estimates.exchanges import Exchange, step_exchanges
 from cairn.model.estimates.size_estimate import TRACED_ERROR, MemoryEstimate, count_parameters
+from cairn.model.estimates.step_memory import FP32_BYTES
 from cairn.reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
 from cairn.storage.logs import run_log, step_log
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest
@@ -126,6 +127,7 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
     sizes = next_sizes(log.state, config.training, config.model.block_size, processes=processes, on_cpu=on_cpu)
     workers = preflight.choose_workers(config, data.vocab_size, sizes, memory)
     memory = replace(memory, place=replace(memory.place, workers=workers))
+    is_own = bool(config.model.module)  # by a trial and not by formulas
     parts = preflight.estimate_trainer(config, data.vocab_size, sizes, memory)
     return TrainingPlan(
         run_id=log.run_id,
@@ -137,7 +139,7 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
         tokens_per_step=per_step,
         tokens_ahead=ahead,
         data=data,
-        parameters=count_parameters(config.model, data.vocab_size),
+        parameters=parts.parameters_bytes // FP32_BYTES if is_own else count_parameters(config.model, data.vocab_size),
         memory=PlannedMemory(
             sizes=sizes,
             workers=workers,
@@ -147,7 +149,9 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
             parts=parts,
         ),
         processes=processes,
-        exchanges=step_exchanges(
+        exchanges=()
+        if is_own
+        else step_exchanges(
             config.model, config.training, data.vocab_size, micro_batch=sizes.micro_batch, processes=processes
         ),
         commits=_multiples(every, first, total),
@@ -221,6 +225,8 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
         is_quick = data.tokenizer.endswith(".json") and 0 < text_bytes <= _TOKENIZED_BYTES
         unknown = snapshot_build.count_unknown_bytes(sources, data, given) if is_quick else 0
         notes = snapshot_lookup.describe_tokenizer(given.turned_off, unknown, text_bytes)
+    if data.loss_on:
+        notes += ("answers: the loss counts their tokens alone",)
     return PlannedData(
         sources={source.name: source.bytes for source in sources},
         train_bytes=sizes.get("train"),

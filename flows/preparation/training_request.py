@@ -8,6 +8,7 @@ from cairn.reports.queries.run_lookup import configuration_of
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration import addresses, configuration_source, run_configuration, stored_configuration
+from cairn.tasks.configuration.network_module import require_allowed
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.run_set import NO_LIMIT, RunLimit
 from cairn.tasks.trainer.initial_weights import InitialDirectory, adopt_network
@@ -91,6 +92,7 @@ def configure_run(
             config = configuration_source.parse_configuration(
                 document, overrides=overrides, environment=environment, name=name
             )
+        require_allowed(config.model, config.code.allow)
         return stored_configuration.keep_numerics(config, state.opened.config)
     try:
         config = config or configuration_source.read_configuration("", overrides=overrides, environment=environment)

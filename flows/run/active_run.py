@@ -26,6 +26,7 @@ from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_signal
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.addresses import name_store
+from cairn.tasks.configuration.network_module import keep_files
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from cairn.tasks.data import snapshot_lookup
@@ -229,7 +230,10 @@ def _record_opening(
     choosing = machine_speed.numerics_beside(wanted.training, wanted.model, folder, ask)
     with choosing as mode, TextProgress().showing() as show:
         snapshot = steps.tokenize_and_split(text, log.store, show)
-    snapshot_lookup.check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
+    snapshot_lookup.check_block_size(
+        snapshot.manifest, wanted.model.block_size, wanted.data, mask_documents=wanted.training.mask_documents
+    )
+    keep_files(log.store, wanted.model, wanted.code.files)
     initial = None
     if wanted.training.init_from is not None:
         files = SnapshotFiles(log.store, snapshot.snapshot_id, folder / "snapshots")

@@ -10,16 +10,20 @@ from typing import Any
 from cairn.flows.run.active_run import ActiveRun
 from cairn.storage.logs import log_entry, run_entries, run_state
 from cairn.tasks.attempt import attempt_entries, preemption_notice
+from cairn.tasks.configuration.network_module import module_versions
+from cairn.tasks.errors import BudgetExhausted
 from cairn.tasks.machine import machine_speed, placement
-from cairn.tasks.policy import attempt_sizes
+from cairn.tasks.policy import attempt_sizes, cost_limit
 from cairn.tasks.text.format import one_line
 
 
 def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
     """Append attempt-started, say how the attempt begins, and return it.
 
-    Raises as `claim_attempt` does, and `ShutdownRequested` at a notice before the entry is written.
+    Raises as `claim_attempt` does, BudgetExhausted where `cost.limit` is spent, and `ShutdownRequested` at a notice
+    before the entry is written.
     """
+    _refuse_if_too_dear(run)
     run.log.store.reserve()
     config, writer, why = run.config, run.writer(), partial(preemption_notice.kubernetes_reason, os.environ)
     claimant = attempt_entries.Claimant(
@@ -55,6 +59,14 @@ def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
     if place.threads > place.cores:
         run.say(f"  {place.threads} threads, frozen with the run, share {place.cores} cores: equal bits, slower")
     return started
+
+
+def _refuse_if_too_dear(run: ActiveRun) -> None:
+    state, checkpoint, spent = run.log.state, run.config.checkpoint, cost_limit.read_spent(run.log.state)
+    step, seconds = state.resume_step, spent.seconds_per_step / run.group.size or None
+    until = attempt_sizes.segment_end(step, checkpoint, total_steps=run.last_step, step_seconds=seconds)
+    if step < run.last_step and (why := cost_limit.limit_problem(run.config.cost, spent, next_steps=until - step)):
+        raise BudgetExhausted(f"run {run.log.run_id}: {why}; the same command with a higher cost.limit continues")
 
 
 def gather_machines(run: ActiveRun) -> None:
@@ -110,7 +122,7 @@ def _claim(
         code_version=placement.code_version(),
         resumed_from=reference,
         quarantined_samples=len(state.quarantined_windows),
-        versions=placement.library_versions(),
+        versions=placement.library_versions() | module_versions(run.config.model),
         faults=run.evaluation.faults,
         gathering_seconds=run.gathering_seconds,
         claim_id=uuid.uuid4().hex[:12],

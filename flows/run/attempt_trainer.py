@@ -18,6 +18,7 @@ from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
+from cairn.tasks.policy import cost_limit
 from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, sizes_of, stall_seconds
 from cairn.tasks.policy.failures import Evidence, ExceptionReport, Failure, classify, kind_of
 from cairn.tasks.policy.termination import TerminationReason
@@ -38,7 +39,7 @@ class AttemptTrainer:
         self._memory: MemoryWatch | None = None
         self._gap: watchdog.HeartbeatGap | None = None
         self._grace_ended = self._is_stopped = False
-        self._lost_machine = self._lost_host = self._symptom = self._behind = ""
+        self._lost_machine = self._lost_host = self._symptom = self._behind = self._too_dear = ""
         self._began, self._ready_at = time.monotonic(), math.inf
 
     @contextmanager
@@ -71,12 +72,14 @@ class AttemptTrainer:
             ready = self._process.wait_ready()
         if moved := describe_move(arithmetic_before(run.log.state, self._started.resumed_from), ready.arithmetic):
             run.say(f"  {moved}")
-        step = ready.step
+        step, before = ready.step, cost_limit.read_spent(run.log.state)
         self._ready_at = min(self._ready_at, time.monotonic())
         while step < steps and not self._is_ending() and self._gpu_seconds() < run.limit.device_seconds:
             until = segment_end(step, run.config.checkpoint, total_steps=steps, step_seconds=self._step_seconds())
             if evaluations.stop_run(until):
                 return
+            if self._is_too_dear(step, until, before):
+                break
             decides = run.config.early_stop.is_on and evaluations.is_due(until)
             limit = stall_seconds(until, run.config.checkpoint, total_steps=steps, decides=decides)
             yield self._segment(step, until, limit)
@@ -135,7 +138,7 @@ class AttemptTrainer:
             lost_machine=self._lost_machine,
             lost_host=self._lost_host,
             too_few_machines=run.too_few_machines,
-            paused="" if problem else run.limit.why,
+            paused="" if problem else self._too_dear or run.limit.why,
             oom_kills=memory.oom_kills,
             rss_bytes=memory.rss_bytes,
             memory_limit_bytes=memory.limit_bytes,
@@ -158,6 +161,7 @@ class AttemptTrainer:
             beat=beat,
             step=last.record.step if last else self._started.first_step,
             train_loss=last.record.train_loss if last else None,
+            tokens_per_second=last.record.tokens_per_second if last else None,
             tokens=last.tokens if last else 0,
             gpu_seconds=last.gpu_seconds if last else 0.0,
             at=log_entry.utc_now(),
@@ -171,6 +175,11 @@ class AttemptTrainer:
     def _segment(self, first: int, until: int, stall: float | None) -> Segment:
         number, changed = self._started.attempt, self._started.changed
         return Segment(attempt=number, first=first, until=until, changed=changed, stall_seconds=stall)
+
+    def _is_too_dear(self, step: int, until: int, before: cost_limit.Spent) -> bool:
+        own = cost_limit.Spent(device_seconds=self._gpu_seconds(), steps=step - self._started.first_step)
+        self._too_dear = cost_limit.limit_problem(self._run.config.cost, before + own, next_steps=until - step)
+        return bool(self._too_dear)
 
     def _is_ending(self) -> bool:
         return self._run.is_shutting_down() or self._is_stopped
@@ -244,6 +253,8 @@ def record_end(run: active_run.ActiveRun, evidence: Evidence, last: step_log.Hea
 
 def _room(run: active_run.ActiveRun) -> MemoryRoom | None:
     """Return the memory that the next attempt has, now that the trainer is gone; None if it is not known."""
+    if run.config.model.module:  # whose memory no formula knows
+        return None
     try:
         vocab_size = read_manifest(run.log.store, run.origin.snapshot_id).vocab_size
     except StorageError:  # no reason to write no receipt
@@ -276,6 +287,7 @@ def _trainer_spec(run: active_run.ActiveRun, started: run_entries.AttemptStarted
     return trainer_protocol.TrainerSpec(
         data=config.data,
         model=config.model,
+        allowed_code=config.code.allow,
         training=config.training,
         divergence=config.divergence,
         run_id=run.log.run_id,

@@ -216,6 +216,9 @@ def document_of(model: ModelConfig, *, ids: int, end_of_text_id: int, begun_from
     Keys that are not part of [model] stay as they were there, as do positions without a table; Python files that
     `transformers` would run are not named. Raises InvalidInput as `config_of` does, and for another network's.
     """
+    if model.module:  # not a network of the library: what its builder is called with
+        ends = {"bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id}
+        return {**model.model_dump(mode="json"), "vocab_size": model.rows(ids), **ends}
     made = config_of(model, vocab_size=ids, end_of_text_id=end_of_text_id).model_dump(mode="json", exclude_none=True)
     if begun_from is None:
         return made

@@ -49,6 +49,9 @@ class DataConfig(Section, use_attribute_docstrings=True):
         "text", json_schema_extra={"rule": "a name without quotes, backslashes and control characters"}
     )
     """field of a JSON line or column of a Parquet file that holds the text"""
+    loss_on: Literal["answers"] | None = None
+    """answers: the text is rows with messages, or with prompt and completion, and the loss counts the tokens of answers
+    alone; not set: it is text, of which every token counts"""
     val_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """share of the text that is held out for evaluation"""
     split: Literal["auto", "documents", "end"] = "auto"
@@ -123,9 +126,7 @@ class DataConfig(Section, use_attribute_docstrings=True):
         if not (SHORTEST_SNAPSHOT_ID <= len(beginning) <= 64 and set(beginning) <= set("0123456789abcdef")):
             rule = f"must name a snapshot's id or at least its first {SHORTEST_SNAPSHOT_ID} characters"
             raise ValueError(f"sources: {named[0]} {rule}, as `cairn data` and `cairn import-tokens` print it")
-        fields = type(self).model_fields
-        changed = [name for name in fields if name != "sources" and getattr(self, name) != fields[name].default]
-        if changed:
+        if changed := [name for name in self.changed if name != "sources"]:
             problem = f"decided by {named[0]!r} already, which was made with its own"
             raise ValueError(f"{', '.join(changed)}: {problem}; leave them out")
         return self
@@ -136,9 +137,21 @@ class DataConfig(Section, use_attribute_docstrings=True):
             raise ValueError(f"end_of_text: {self.tokenizer} has its own end of text; leave it out")
         if self.val_sources and self.split != "auto":
             raise ValueError(f"val_sources: decide what is held out; leave out split = {self.split!r}")
+        if self.loss_on and (
+            built_in := [name for name in (*self.sources, *self.val_sources) if name[:7] == "python:"]
+        ):
+            raise ValueError(f"loss_on: {built_in[0]!r} holds no conversations; name files of JSON or Parquet")
+        if unread := [name for name in ("text_field", "max_document_bytes") if self.loss_on and name in self.changed]:
+            raise ValueError(f"{unread[0]}: has no effect on conversations; leave it out, or loss_on")
         if twice := sorted({*self.sources} & {*self.val_sources}):
             raise ValueError(f"val_sources: {twice[0]!r} is named by sources too; held-out text is not trained on")
         return self
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The keys whose values are not the defaults."""
+        fields = type(self).model_fields
+        return tuple(name for name in fields if getattr(self, name) != fields[name].default)
 
     @property
     def weights_by_step(self) -> Mapping[int, tuple[float, ...]]:

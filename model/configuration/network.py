@@ -7,12 +7,13 @@ models/qwen3.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from cairn.model.errors import InvalidInput
 
@@ -58,6 +59,20 @@ def _derived(default: Callable[[Mapping[str, Any]], int], rule: str) -> Any:
             return 1
 
     return Field(default_factory=computed, json_schema_extra={"default_rule": rule})
+
+
+Digest = Annotated[
+    str, Field(pattern=r"^[0-9a-f]{64}$", json_schema_extra={"rule": "a sha256 of 64 hexadecimal digits"})
+]
+PYTHON_FILE = r"^[A-Za-z_][A-Za-z0-9_]*\.py$"
+FileName = Annotated[str, Field(pattern=PYTHON_FILE)]
+OF_MODULE = ("module", "block_size", "imports", "files")
+"""The keys of `[model]` for a network of one's own; each other one there is an argument of it."""
+FILLED_IN = ("vocab_size", "block_size")
+"""Arguments of a module that the run knows itself."""
+KNOWN_PACKAGES = frozenset({"torch", "numpy", *sys.stdlib_module_names})
+"""Packages that a module's files may import without being asked."""
+_ONLY_OF_MODULE = ("module", "imports", "files", "arguments")
 
 
 class ModelConfig(Section, use_attribute_docstrings=True):
@@ -111,9 +126,37 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     """rows of the token embedding, more than the tokenizer's ids where weights were padded; not set: as many as ids"""
     zero_projections: bool = False
     """projections back into the residual stream begin as zeros instead of small random numbers"""
+    module: str | None = Field(None, json_schema_extra={"rule": "a file and a name in it, such as my_net.py:build"})
+    """function or class that makes a network of your own; what it is called with are further keys of [model]"""
+    imports: tuple[str, ...] = ()
+    """packages that the module's files import besides torch, numpy and the standard library"""
+    files: dict[FileName, Digest] | None = Field(None, json_schema_extra={"internal": True})
+    """sha256 of the module's file, and of those beside it that it imports"""
+    arguments: dict[str, Any] | None = Field(None, json_schema_extra={"internal": True})
+    """what the module is called with"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_arguments(cls, document: Any) -> Any:
+        if not isinstance(document, Mapping) or not document.get("module") or "arguments" in document:
+            return document
+        own = {name: value for name, value in document.items() if name in OF_MODULE}
+        return {**own, "arguments": {name: value for name, value in document.items() if name not in OF_MODULE}}
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what does not count: of a module the keys of other networks, of those the module's."""
+        document: dict[str, Any] = serialize(self)
+        if self.module:
+            return {name: document[name] for name in OF_MODULE} | (self.arguments or {})
+        return {name: document[name] for name in document if name not in _ONLY_OF_MODULE}
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> Self:
+        if self.files is not None and (self.module or "").rpartition(":")[0] not in self.files:
+            raise ValueError(f"files={sorted(self.files)} do not have that of module={self.module!r}; leave files out")
+        if self.imports and not self.module:
+            raise ValueError(f"imports={list(self.imports)} are those of a module's files; set module, or leave it out")
         if "head_size" not in self.model_fields_set and self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} must be divisible by n_head={self.n_head}; or set head_size")
         if self.n_head % self.n_kv_head:
@@ -136,9 +179,14 @@ class ModelConfig(Section, use_attribute_docstrings=True):
         """Width of all keys, and of all values."""
         return self.n_kv_head * self.head_size
 
+    @property
+    def draws_numbers(self) -> bool:
+        """Whether a step may draw random numbers, as dropout does."""
+        return bool(self.dropout or self.module)
+
     def rows(self, ids: int) -> int:
         """Return the rows of the embedding for a tokenizer of so many ids; raises InvalidInput for fewer rows."""
-        if (rows := self.vocab_size or ids) < ids:
+        if (rows := (self.arguments or {}).get("vocab_size", self.vocab_size) or ids) < ids:
             raise InvalidInput(f"model.vocab_size = {rows}: the tokenizer has {ids} ids; rule: a row for each of them")
         return rows
 
@@ -196,6 +244,8 @@ Family = Literal["gpt2", "llama", "qwen3"]
 
 def family_of(model: ModelConfig) -> Family | None:
     """Return the architecture of `transformers` that computes what this network does, None if there is none."""
+    if model.module:
+        return None
     wanted = {name: value for name, value in _PRESETS["gpt2"].items() if name not in ("bias", "norm_epsilon")}
     plain = model.n_kv_head == model.n_head and model.attention_width == model.n_embd and model.norm_gain
     if plain and not model.ngram_rows and all(getattr(model, name) == value for name, value in wanted.items()):
@@ -208,7 +258,9 @@ def family_of(model: ModelConfig) -> Family | None:
 
 @cache
 def parameter_table(model: ModelConfig, vocab_size: int) -> tuple[Parameter, ...]:
-    """Return the parameters in the network's order, for so many ids."""
+    """Return the parameters in the network's order, for so many ids; only who makes a module knows its own."""
+    if model.module:
+        raise InvalidInput(f"model.module = {model.module!r}: its parameters are known where it is made")
     family = family_of(model)
     return tuple(_row(model, family, *row) for row in _parts(model, vocab_size))
 

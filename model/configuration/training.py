@@ -88,10 +88,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     mask_documents: bool = False
     """attention stays within a document"""
     init_from: Annotated[str, Field(min_length=1)] | None = None
-    """folder of a Hugging Face model (GPT-2, Llama, Qwen3) whose weights the run begins with, instead of random ones;
+    """folder or URL of a Hugging Face model (GPT-2, Llama, Qwen3) whose weights the run begins with, not random ones;
     it decides data.tokenizer and the keys of model that are not set"""
-    lora: LoraConfig | None = None
-    """adapters of low rank that are trained instead of the weights, which stay as training.init_from gave them"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337
     """seed of initial weights, dropout and the order of windows"""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = Field(
@@ -120,6 +118,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """how several processes share the network: ddp replicates it, fsdp splits it"""
     memory_check: bool = True
     """refuse a micro_batch whose estimated memory exceeds the free memory"""
+    lora: LoraConfig | None = None
+    """adapters of low rank that are trained instead of the weights, which stay as training.init_from gave them"""
 
     @model_validator(mode="after")
     def _values_agree(self) -> Self:

@@ -20,10 +20,14 @@ STEPS_AHEAD = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """One step's samples: `windows` of all processes (B,), and `tokens`, the int64 ids of one's own rows (b, T+1)."""
+    """One step's samples: `windows` of all processes (B,), and `tokens`, the int64 ids of one's own rows (b, T+1).
+
+    `targets` are those of all processes that the loss counts.
+    """
 
     windows: tuple[int, ...]
     tokens: Tensor
+    targets: int
 
 
 def gather_batch(
@@ -33,7 +37,7 @@ def gather_batch(
     own = drawn[rows]
     tokens = torch.empty((len(own), windows.block_size + 1), dtype=torch.int64, pin_memory=pin)
     windows.gather(own, into=tokens.numpy())
-    return Batch(windows=tuple(drawn.tolist()), tokens=tokens)
+    return Batch(windows=tuple(drawn.tolist()), tokens=tokens, targets=windows.count_targets(drawn))
 
 
 class BatchLoader:

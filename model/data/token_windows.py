@@ -32,11 +32,15 @@ class TokenWindows:
     """Windows of block_size + 1 tokens over the concatenation of shards.
 
     Inputs tile the stream, a window's last token is only a target; later beginnings come next (`first_tokens`).
+    Where the loss counts answers alone, the id of a token that is in none has its bits inverted: it is below 0.
     """
 
-    def __init__(self, shards: Sequence[TokenRow], block_size: int, vocab_size: int) -> None:
-        """Take shards (N_k,) in order; less than one window raises InvalidInput."""
+    def __init__(
+        self, shards: Sequence[TokenRow], block_size: int, vocab_size: int, answers: Sequence[TokenRow] = ()
+    ) -> None:
+        """Take shards (N_k,) in order, and which of their tokens are answers; InvalidInput for less than one window."""
         self._shards = tuple(shards)
+        self._answers = TokenWindows(answers, block_size, 2) if answers else None
         self._windows_of_shard: dict[int, NDArray[Any]] = {}
         self._starts = np.cumsum([0, *(len(shard) for shard in shards)], dtype=np.int64)
         self.block_size, self.vocab_size = block_size, vocab_size
@@ -44,6 +48,12 @@ class TokenWindows:
         if self.window_count < 1:
             problem = f"block_size={block_size} must be shorter than the data, which has {self.token_count} tokens"
             raise InvalidInput(f"{problem}; lower model.block_size or add text")
+
+    def over(self, shards: Sequence[TokenRow]) -> "TokenWindows":
+        """Return the same windows over other shards of the same tokens' places."""
+        windows = TokenWindows(shards, self.block_size, self.vocab_size)
+        windows._answers = self._answers
+        return windows
 
     @property
     def window_count(self) -> int:
@@ -82,4 +92,12 @@ class TokenWindows:
             row, column = np.argwhere(gathered >= self.vocab_size)[0]
             window, token = int(indexes[row]), int(gathered[row, column])
             raise TokenOutOfRange(window=window, token=token, vocab_size=self.vocab_size)
+        if self._answers is not None:
+            np.invert(gathered, out=gathered, where=self._answers.gather(indexes) == 0)
         return gathered
+
+    def count_targets(self, indexes: NDArray[np.int64]) -> int:
+        """Return how many targets of the windows `indexes` (B,) the loss counts."""
+        if self._answers is None:
+            return len(indexes) * self.block_size
+        return int(self._answers.gather(indexes)[:, 1:].sum())

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Encoding, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
@@ -164,10 +164,11 @@ class Tokenizer:
         ids, lengths = self._encode(texts)
         return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
 
-    def encode_prompt(self, prompt: str) -> list[int]:
-        """Encode a prompt; an empty or unknown one becomes the end-of-text id, which begins a new text."""
+    def encode_prompt(self, prompt: str, *, spelled: bool = False) -> list[int]:
+        """Encode a prompt, as `encode_spelled` if `spelled`; an empty or unknown one becomes the end-of-text id."""
         with contextlib.suppress(InvalidInput):
-            return self.encode_batch([prompt])[0] or [self.end_of_text_id]
+            ids = self.encode_spelled([prompt])[0].ids if spelled else self.encode_batch([prompt])[0]
+            return ids or [self.end_of_text_id]
         return [self.end_of_text_id]
 
     def encode_flat(self, texts: Sequence[str]) -> FlatIds:
@@ -178,6 +179,14 @@ class Tokenizer:
         ids, lengths = self._encode(texts)
         self._require_no_end(ids)
         return ids, lengths
+
+    @functools.cached_property
+    def _spelling(self) -> _Tokenizer:
+        return load_again(self.json)
+
+    def encode_spelled(self, texts: Sequence[str]) -> list[Encoding]:
+        """Encode texts in which special tokens stand for themselves, with the characters that each token is of."""
+        return _encodings(self._spelling.encode_batch, texts)
 
     def require_ends_kept(self) -> None:
         """Raise InvalidInput if text that spells the end of text, in one of five surroundings, ends a document."""
@@ -282,13 +291,17 @@ def _turn_off(inner: _Tokenizer) -> Iterator[str]:
         inner.no_padding()
 
 
-def _encode_flat(inner: _Tokenizer, texts: Sequence[str]) -> FlatIds:
+def _encodings(encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> list[Encoding]:
     try:
-        encodings = inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return encode(list(texts), add_special_tokens=False)
     except (KeyboardInterrupt, MemoryError, SystemExit):
         raise
     except BaseException as error:  # the library raises nothing narrower, and its panics are not even an Exception
         raise InvalidInput(f"the tokenizer cannot encode the text: {error}") from None
+
+
+def _encode_flat(inner: _Tokenizer, texts: Sequence[str]) -> FlatIds:
+    encodings = _encodings(inner.encode_batch_fast, texts)
     lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
     ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
     return np.fromiter(ids, dtype=np.uint32, count=int(lengths.sum())), lengths

@@ -43,21 +43,23 @@ class NumericsChoice:
 
 
 def benefits_from_cpu_bf16(training: TrainingConfig, model: ModelConfig) -> bool:
-    """Whether a network of this width trains faster on a CPU with bf16 hardware."""
-    return model.n_embd >= _narrowest(training)
+    """Whether a network of this width trains faster on a CPU with bf16 hardware; a module's width is not known."""
+    return not model.module and model.n_embd >= _narrowest(training)
 
 
 def choose_numerics(training: TrainingConfig, model: ModelConfig, machine: MachineSpeed) -> NumericsChoice:
     """Replace each `auto` of the configuration; explicit values stay."""
+    kernels: Kernels
     if training.device == "mps":
         fixed: Precision = "fp32" if training.precision == "auto" else training.precision
-        kernels: Kernels = "stock" if training.kernels == "auto" else training.kernels
+        kernels = "stock" if training.kernels == "auto" else training.kernels
         return NumericsChoice(precision=fixed, kernels=kernels, why="nothing else was ever measured on mps")
     on_cuda = training.device.startswith("cuda") or (training.device == "auto" and machine.has_cuda)
     precision, why = training.precision, "as configured"
     if precision == "auto":
         precision, why = _cuda_precision(machine) if on_cuda else _cpu_precision(training, model, machine)
-    return NumericsChoice(precision=precision, kernels=_kernels(training, on_cuda=on_cuda), why=why)
+    kernels = "stock" if model.module else _kernels(training, on_cuda=on_cuda)
+    return NumericsChoice(precision=precision, kernels=kernels, why=why)
 
 
 def describe_machine(machine: MachineSpeed) -> str:
@@ -90,6 +92,8 @@ def _cuda_precision(machine: MachineSpeed) -> tuple[Precision, str]:
 
 
 def _cpu_precision(training: TrainingConfig, model: ModelConfig, machine: MachineSpeed) -> tuple[Precision, str]:
+    if model.module:
+        return "fp32", "the width of a module is not known"
     if not benefits_from_cpu_bf16(training, model):
         wide = f"at least {_narrowest(training)} wide, this one has {model.n_embd}"
         return "fp32", f"on a CPU bf16 pays for networks {wide}"

@@ -41,8 +41,13 @@ _WITHOUT_BF16: tuple[tuple[str, float], ...] = (("V100-PCIE", 112.0), ("V100", 1
 """Older devices, whose matrix units multiply fp16 only."""
 
 
-def flops_per_token(config: ModelConfig, *, vocab_size: int, frozen: bool = False) -> int:
-    """FLOPs to train on one token; tables that are only looked up do no matrix work, `frozen` weights no gradient."""
+def flops_per_token(config: ModelConfig, *, vocab_size: int, frozen: bool = False, parameters: int = 0) -> int:
+    """FLOPs to train on one token; tables that are only looked up do no matrix work, `frozen` weights no gradient.
+
+    Of a module, of which only its number of `parameters` is known, six for each of these.
+    """
+    if config.module:
+        return 6 * parameters
     looked_up = {"positions", "ngrams"} | (set() if config.tied else {"embedding"})
     working = sum(row.count for row in parameter_table(config, vocab_size) if row.kind not in looked_up)
     return (4 if frozen else 6) * working + 12 * config.n_layer * config.block_size * config.attention_width

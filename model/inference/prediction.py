@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.model.architectures import gpt
+from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.own_network import Network, OwnNetwork
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput, ModelError
 from cairn.model.kernels import attention, block_sizes, head_loss
 
 
 @contextlib.contextmanager
-def evaluation_mode(model: gpt.GPT) -> Iterator[None]:
+def evaluation_mode(model: Network) -> Iterator[None]:
     """Turn dropout and gradients off for the block, then restore the model's mode."""
     was_training = model.training
     model.eval()
@@ -32,7 +33,7 @@ def evaluation_mode(model: gpt.GPT) -> Iterator[None]:
 
 
 def window_losses(
-    model: gpt.GPT,
+    model: Network,
     windows: TokenWindows,
     *,
     count: int,
@@ -43,31 +44,39 @@ def window_losses(
 
     The windows are evenly spread over the data, or over those `among` it, and always the same ones. They are measured
     some thousand tokens at a time: a loss depends on nothing but its window. `note` gets the number measured so far.
+    Where the loss counts answers alone, those of a window are divided by the windows' mean number of them: the mean
+    over windows is that over the answers' tokens.
     """
     among, losses = range(windows.window_count) if among is None else among, list[float]()
     count = min(count, len(among))
     chosen = among.start + np.arange(count, dtype=np.int64) * len(among) // count
+    share = windows.count_targets(chosen) / max(1, count * windows.block_size)
     with evaluation_mode(model):
         at_once = max(1, block_sizes.HELD_OUT_TOKENS // windows.block_size)
         for start in range(0, len(chosen), at_once):
             tokens = torch.from_numpy(windows.gather(chosen[start : start + at_once])).to(model.device)  # (b, T+1)
-            hidden = model.hidden(tokens[:, :-1])
-            losses += head_loss.window_losses(hidden, model.head_weight, tokens[:, 1:]).tolist()
+            inputs, targets = tokens[:, :-1], tokens[:, 1:]  # (b, T+1) -> 2 x (b, T)
+            if isinstance(model, OwnNetwork):
+                measured = model.window_losses(inputs, targets)
+            else:
+                hidden = model.hidden(head_loss.as_ids(inputs))
+                measured = head_loss.window_losses(hidden, model.head_weight, targets)
+            losses += (measured / (share or 1.0)).tolist()
             note(len(losses))
     return tuple(losses)
 
 
-def held_out_loss(model: gpt.GPT, windows: TokenWindows, *, batches: int, batch_size: int) -> tuple[float, int]:
+def held_out_loss(model: Network, windows: TokenWindows, *, batches: int, batch_size: int) -> tuple[float, int]:
     """Return the mean loss in nats per token and the number of windows: `batches * batch_size`, or all, if fewer."""
     losses = window_losses(model, windows, count=batches * batch_size)
     return math.fsum(losses) / len(losses), len(losses)
 
 
-def describe_losses(losses: Sequence[float], *, bytes_per_token: float) -> dict[str, float]:
+def describe_losses(losses: Sequence[float], *, bytes_per_token: float | None) -> dict[str, float]:
     """Return the metrics of held-out windows, whose losses are in nats per token, by their recorded names."""
     loss = math.fsum(losses) / len(losses)
-    perplexity, bits = math.exp(min(loss, 700.0)), loss / math.log(2.0) / bytes_per_token
-    return {"val_loss": loss, "perplexity": perplexity, "bits_per_byte": bits, "samples": float(len(losses))}
+    bits = {} if bytes_per_token is None else {"bits_per_byte": loss / math.log(2.0) / bytes_per_token}
+    return {"val_loss": loss, "perplexity": math.exp(min(loss, 700.0)), **bits, "samples": float(len(losses))}
 
 
 _MIN_TEMPERATURE = 1e-6
@@ -109,13 +118,13 @@ class Sampling:
 
 
 def generate_stream(
-    model: gpt.GPT, prompt_ids: Sequence[int], *, new_tokens: int, sampling: Sampling, seed: int = 0
+    model: Network, prompt_ids: Sequence[int], *, new_tokens: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[int]:
     """Return an iterator over the `new_tokens` ids that follow `prompt_ids` (not empty), each drawn on demand.
 
     A token costs one pass over itself. The model sees the last block_size tokens of the prompt; whenever the block is
-    full, the newest half is read again and the rest forgotten. Equal arguments give equal ids; the model's mode and
-    the process's generators stay unchanged.
+    full, the newest half is read again and the rest forgotten. A module of one's own reads the last block_size tokens
+    for each. Equal arguments give equal ids; the model's mode and the process's generators stay unchanged.
     """
     if not prompt_ids:
         raise InvalidInput("prompt_ids is empty; start from the end-of-text id to sample without a prompt")
@@ -123,19 +132,33 @@ def generate_stream(
         raise InvalidInput(f"prompt_ids must be in [0, {model.vocab_size}); encode the prompt with the run's tokenizer")
     if new_tokens < 0:
         raise InvalidInput(f"new_tokens={new_tokens} must not be negative")
-    return _sample_with_cache(model, list(prompt_ids), new_tokens, sampling, torch.Generator().manual_seed(seed))
+    ids, generator = list(prompt_ids), torch.Generator().manual_seed(seed)
+    if isinstance(model, OwnNetwork):
+        return _sample_anew(model, ids, new_tokens, sampling, generator)
+    return _sample_with_cache(model, ids, new_tokens, sampling, generator)
 
 
 def sample_text(
-    model: gpt.GPT, prompt_ids: Sequence[int], decode: Callable[[Sequence[int]], str], *, new_tokens: int, seed: int = 0
+    model: Network, prompt_ids: Sequence[int], decode: Callable[[Sequence[int]], str], *, new_tokens: int, seed: int = 0
 ) -> str:
     """Return text that follows the prompt, drawn as probes and evaluations draw it."""
     sampling = Sampling(temperature=0.8, top_k=50)
     return decode(list(generate_stream(model, prompt_ids, new_tokens=new_tokens, sampling=sampling, seed=seed)))
 
 
+def _sample_anew(
+    model: OwnNetwork, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
+) -> Iterator[int]:
+    for _ in range(new_tokens):
+        with evaluation_mode(model):
+            context = torch.tensor([ids[-model.config.block_size :]], dtype=torch.int64, device=model.device)  # (1, T)
+            logits = model.next_logits(context)[0, : model.vocab_size].float().cpu()  # (1, V) -> (ids,)
+        ids.append(sampling.sample(logits, generator))
+        yield ids[-1]
+
+
 def _sample_with_cache(
-    model: gpt.GPT, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
+    model: GPT, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
 ) -> Iterator[int]:
     block_size = model.config.block_size
     cache = attention.KeyValueCache(model.config, device=model.device, dtype=model.wte.weight.dtype)

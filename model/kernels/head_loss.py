@@ -2,6 +2,7 @@
 
 A chunk's gradient is computed together with its loss: in place on a CPU; on accelerators in few large chunks, with the
 vocabulary padded to whole tiles, by one function that passes over the logits twice if compiled and ten times if not.
+A target below 0 does not count: it adds 0 to the mean, and nothing to a gradient.
 Sources: Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models"; padding as in Karpathy's nanoGPT.
 """
 
@@ -26,27 +27,34 @@ COMPILE_OPTIONS: dict[str, Any] = {"deterministic": True}
 """Options for torch.compile under which every process gets the same bits: no timing chooses a kernel."""
 
 
+def as_ids(tokens: Tensor) -> Tensor:
+    """Return the ids of tokens, of which those that do not count have their bits inverted."""
+    return tokens ^ (tokens >> 63)  # all bits of the shifted number are its sign
+
+
 def token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
     """Mean cross-entropy in nats, in fp32 for logits of any type: logits (B, T, V), targets (B, T) -> scalar.
 
     `z_loss` times the mean square of the logits' log-sum-exp is in the gradient and not in the value.
     """
-    flat = logits.flatten(0, 1).float()  # (B, T, V) -> (B*T, V)
-    loss = F.cross_entropy(flat, targets.flatten())  # (B, T) -> (B*T,)
+    flat, ids = logits.flatten(0, 1).float(), targets.flatten().clamp(min=-1)  # (B, T, V) -> (B*T, V), (B, T) -> (B*T,)
+    loss = F.cross_entropy(flat, ids, ignore_index=-1, reduction="sum") / len(ids)
     if z_loss:
-        penalty = z_loss * flat.logsumexp(dim=1).square().mean()
+        penalty = z_loss * flat.logsumexp(dim=1).square().masked_fill(ids < 0, 0.0).mean()
         loss = loss + (penalty - penalty.detach())
     return loss
 
 
 def window_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of each row in nats, no gradient, few logits at a time: (B, T, C), (V, C), (B, T) -> (B,)."""
-    flat, ids = hidden.flatten(0, 1), targets.flatten()  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
+    flat, ids = hidden.flatten(0, 1), targets.flatten().clamp(min=-1)  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
     rows = max(1, HELD_OUT_CHUNK_BYTES // (4 * len(weight)))
     losses = torch.empty(len(flat), dtype=torch.float32, device=hidden.device)
     for begin in range(0, len(flat), rows):
         logits = F.linear(flat[begin : begin + rows], weight).float()  # (r, C) x (C, V) -> (r, V)
-        losses[begin : begin + rows] = F.cross_entropy(logits, ids[begin : begin + rows], reduction="none")
+        losses[begin : begin + rows] = F.cross_entropy(
+            logits, ids[begin : begin + rows], ignore_index=-1, reduction="none"
+        )
     return losses.view(targets.shape).double().mean(dim=1)
 
 
@@ -83,6 +91,8 @@ class _HeadLoss(torch.autograd.Function):
                 chunk, ids = hidden[begin : begin + rows].to(dtype), targets[begin : begin + rows, None]  # (r, C)
                 part = torch.mm(chunk, table.mT, out=logits[: len(chunk)])  # (r, C) x (C, V) -> (r, V)
                 loss -= _differentiate(part, ids, z_loss, samples=len(hidden))
+                if (left_out := ids < 0).any():
+                    part.masked_fill_(left_out, 0.0)
                 grad_hidden[begin : begin + rows] = part @ table  # (r, V) x (V, C) -> (r, C)
                 if grad_weight is not None:
                     grad_weight += torch.mm(part.mT, chunk, out=product)  # (V, r) x (r, C) -> (V, C)
@@ -101,13 +111,13 @@ def _differentiate(logits: Tensor, targets: Tensor, z_loss: float, *, samples: i
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
     rows = max(1, _CACHED_NUMBERS // logits.shape[1])
     for part, ids in zip(logits.split(rows), targets.split(rows), strict=True):  # (s, V), (s, 1)
-        log_probs = part.float().log_softmax(dim=1)
-        total += log_probs.gather(1, ids).sum()
+        log_probs, chosen = part.float().log_softmax(dim=1), ids.clamp(min=0)
+        total += log_probs.gather(1, chosen).masked_fill_(ids < 0, 0.0).sum()
         sums = part[:, :1].float() - log_probs[:, :1] if z_loss else None  # (s, 1)
         grad_logits = log_probs.exp_()
         if sums is not None:
             grad_logits *= 1.0 + 2.0 * z_loss * sums
-        grad_logits.scatter_add_(1, ids, grad_logits.new_full(ids.shape, -1.0))
+        grad_logits.scatter_add_(1, chosen, grad_logits.new_full(ids.shape, -1.0))
         part.copy_(grad_logits.div_(samples))
     return total
 
@@ -183,12 +193,15 @@ class _PaddedHeadLoss(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, len(hidden), rows):
-                chunk = hidden[begin : begin + rows].to(dtype)  # (r, C)
-                losses, grad_logits = compute(chunk @ table.mT, targets[begin : begin + rows], vocab_size, z_loss)
-                loss += losses.sum()
-                grad_hidden[begin : begin + rows] = grad_logits @ table  # (r, V') x (V', C) -> (r, C)
+                chunk, ids = hidden[begin : begin + rows].to(dtype), targets[begin : begin + rows]  # (r, C), (r,)
+                losses, grad_logits = compute(chunk @ table.mT, ids.clamp(min=0), vocab_size, z_loss)
+                left_out = ids < 0  # without the host's knowledge, and so in the narrow factors of every chunk
+                loss += losses.masked_fill(left_out, 0.0).sum()
+                grad_hidden[begin : begin + rows] = (grad_logits @ table).masked_fill_(left_out[:, None], 0.0)  # (r, C)
                 if grad_weight is not None:
-                    grad_weight += grad_logits.mT @ chunk  # (V', r) x (r, C) -> (V', C)
+                    grad_weight += grad_logits.mT @ chunk.masked_fill(
+                        left_out[:, None], 0.0
+                    )  # (V', r) x (r, C) -> (V', C)
         context.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight[:vocab_size])
         return loss / len(hidden)
 

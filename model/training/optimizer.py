@@ -16,15 +16,16 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 from cairn.model.architectures.adapters import WITHIN
-from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.own_network import Network, OwnNetwork
 from cairn.model.configuration.network import parameter_table
 from cairn.model.configuration.training import TrainingConfig
 
 
-def make_optimizers(model: GPT, training: TrainingConfig) -> tuple[Optimizer, ...]:
+def make_optimizers(model: Network, training: TrainingConfig) -> tuple[Optimizer, ...]:
     """Make the configured optimizer; Muon has the layers' matrices, AdamW beside it the rest.
 
-    Matrices and tables decay, gains and biases do not. All moments are there, as zeros, from the start.
+    Matrices and tables decay, gains and biases do not; a module of one's own may say otherwise. All moments are there,
+    as zeros, from the start.
     """
     # Before its first call each of these imports the compiler only to be left out of it: let them run as they are.
     for method in (Optimizer.add_param_group, Optimizer.zero_grad):
@@ -32,7 +33,8 @@ def make_optimizers(model: GPT, training: TrainingConfig) -> tuple[Optimizer, ..
         plain.__dict__.setdefault("__dynamo_disable", plain)
     parameters = dict(model.named_parameters())
     adapters = [parameter for name, parameter in parameters.items() if WITHIN in name]
-    table = [row for row in parameter_table(model.config, model.vocab_size) if parameters[row.name].requires_grad]
+    rows = () if isinstance(model, OwnNetwork) else parameter_table(model.config, model.vocab_size)
+    table = [row for row in rows if parameters[row.name].requires_grad]
     matrices = [row for row in table if training.optimizer == "muon" and row.kind == "matrix"]
     others = [row for row in table if training.optimizer != "muon" or row.kind != "matrix"]
     decaying = [parameters[row.name] for row in others if row.decays] + adapters
@@ -40,6 +42,8 @@ def make_optimizers(model: GPT, training: TrainingConfig) -> tuple[Optimizer, ..
         {"params": decaying, "weight_decay": training.weight_decay},
         {"params": [parameters[row.name] for row in others if not row.decays], "weight_decay": 0.0},
     ]
+    if isinstance(model, OwnNetwork):
+        groups = model.optimizer_groups(training.weight_decay)
     groups = [group for group in groups if group["params"]]
     if training.optimizer in ("momentum", "sgd"):
         momentum = training.momentum if training.optimizer == "momentum" else 0.0

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
 from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.own_network import Network
 from cairn.model.configuration.training import Parallel, split_batch
 from cairn.model.estimates.exchanges import exchanged_together
 
@@ -68,12 +69,16 @@ class TreeSum:
 def accumulate(parameters: Sequence[nn.Parameter], backwards: Iterable[Callable[[], None]]) -> None:
     """Run the backward passes in index order and leave the sum of their gradients in `parameters`, which had none.
 
-    Autograd itself adds pairs: two passes need no more memory than one, n need log2(n) - 1 further gradients.
+    Autograd itself adds pairs: two passes need no more memory than one, n need log2(n) - 1 further gradients. A
+    parameter that takes no part in a pass, as a module of one's own may have some, has a gradient of zeros.
     """
     tree, passes = TreeSum(), list(backwards)
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     for number, backward in enumerate(passes):
         backward()
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         is_odd = number % 2 == 1
         if len(passes) > 2 and (is_odd or number == len(passes) - 1):
             tree.push([parameter.grad for parameter in parameters if parameter.grad is not None], level=int(is_odd))
@@ -92,10 +97,10 @@ class Workers:
 
     def __init__(self, count: int = 1) -> None:
         """Start none yet."""
-        self.count, self._networks = count, list[GPT]()
+        self.count, self._networks = count, list[Network]()
         self._pool = ThreadPoolExecutor(max(1, count - 1), "worker")
 
-    def accumulate(self, model: GPT, backward: Callable[[GPT, int], None], passes: int) -> None:
+    def accumulate(self, model: Network, backward: Callable[[Network, int], None], passes: int) -> None:
         """Run so many backward passes, and leave the sum of their gradients in the model's parameters."""
         level = max(0, (passes // self.count).bit_length() - 1)
         blocks = [range(begin, min(begin + (1 << level), passes)) for begin in range(0, passes, 1 << level)]
@@ -105,7 +110,7 @@ class Workers:
         self._prepare(model)
         sums, ahead = dict[int, list[Tensor]](), iter(range(len(blocks)))
 
-        def work(network: GPT) -> None:
+        def work(network: Network) -> None:
             parameters = list(network.parameters())
             for number in ahead:  # all workers take from the same
                 accumulate(parameters, (partial(backward, network, one) for one in blocks[number]))
@@ -126,7 +131,7 @@ class Workers:
         for parameter, gradient in zip(trained, tree.total(), strict=True):
             parameter.grad = gradient
 
-    def _prepare(self, model: GPT) -> None:
+    def _prepare(self, model: Network) -> None:
         if not self._networks:
             sys.setswitchinterval(_SWITCH_SECONDS)
             for _ in range(self.count - 1):

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, Self
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cairn.model.architectures import adapters
 from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.own_network import Network, OwnNetwork, check_network, make_network
 from cairn.model.configuration.data import NOTHING_BEFORE, TrainedBefore
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import Precision, TrainingConfig
@@ -78,11 +79,11 @@ class NamedTensor:
 class TrainState:
     """Model (`network`: it or its compiled form), optimizers, grad scaler (fp16) and completed steps; see `create`."""
 
-    model: GPT
+    model: Network
     optimizers: tuple[torch.optim.Optimizer, ...]
     scaler: torch.amp.GradScaler | None
     global_batch: int
-    network: Callable[[Tensor, Tensor | None], Tensor]
+    network: Callable[..., Tensor]
     ranks: parallel.Ranks
     own_time: OwnTime
     workers: parallel.Workers = field(default_factory=parallel.Workers, init=False)
@@ -101,32 +102,23 @@ class TrainState:
         ranks: parallel.Ranks = parallel.SINGLE_RANK,
         *,
         filled: bool = True,
+        files: Mapping[str, bytes] | None = None,
     ) -> Self:
         """Make the state of step 0, a pure function of configs and vocabulary, with equal weights on every device.
 
         Unless it is `filled`, its weights have yet to be loaded. Memory is needed for this process's part and one
         tensor. A collective call of `ranks`; the process's generators stay unchanged. `auto` numerics raise
-        InvalidInput.
+        InvalidInput. `files` are those of a module, which is made whole.
         """
         if "auto" in (training_config.precision, training_config.kernels):
             raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_numerics")
-        with torch.device("meta"):
-            model = GPT(model_config, vocab_size, training_config.activation_checkpointing)
-        lora = training_config.lora
-        if lora is not None:
-            adapters.adapt(model, lora)
-        # The fused layer passes by adapters: it computes with the layers' own weights.
-        model.fuse_blocks(training_config.kernels == "fused" and not (training_config.compile or lora))
-        if training_config.compile and training_config.kernels == "fused":
-            compile_layers(model)
-        ranks.wrap(model, device, AUTOCAST_DTYPES.get(training_config.precision))
-        if ranks.is_sharded:
-            model.to_empty(device=device)
-        else:  # the same, but asking a tensor on "meta" for one like it would import half of torch's compiler
-            model._apply(  # type: ignore[no-untyped-call]
-                lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-            )
-        if filled:
+        model: Network
+        if model_config.module:
+            make = partial(make_network, files or {}, model_config, vocab_size)
+            model = _make_own(make, training_config, device, new=filled)
+        else:
+            model = _make_gpt(model_config, training_config, vocab_size, device, ranks)
+        if filled and isinstance(model, GPT):
             with determinism.keeping_generators(device):
                 determinism.seed_generators(training_config.seed, device)
                 model.fill(parallel.copy_into)
@@ -236,6 +228,41 @@ def _factors(count: int, device: torch.device) -> Tensor:
     return torch.tensor([value - 2**64 if value >= 2**63 else value for value in powers], device=device)
 
 
+def _make_gpt(
+    config: ModelConfig, training: TrainingConfig, vocab_size: int, device: torch.device, ranks: parallel.Ranks
+) -> GPT:
+    """Make the network without values."""
+    with torch.device("meta"):
+        model = GPT(config, vocab_size, training.activation_checkpointing)
+    if training.lora is not None:
+        adapters.adapt(model, training.lora)
+    # The fused layer passes by adapters: it computes with the layers' own weights.
+    model.fuse_blocks(training.kernels == "fused" and not (training.compile or training.lora))
+    if training.compile and training.kernels == "fused":
+        compile_layers(model)
+    ranks.wrap(model, device, AUTOCAST_DTYPES.get(training.precision))
+    if ranks.is_sharded:
+        model.to_empty(device=device)
+    else:  # the same, but asking a tensor on "meta" for one like it would import half of torch's compiler
+        model._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        )
+    return model
+
+
+def _make_own(make: Callable[[], OwnNetwork], training: TrainingConfig, device: torch.device, new: bool) -> OwnNetwork:
+    """Make a module with its first values, and where a run begins find out whether it can be trained at all."""
+    with determinism.keeping_generators(device):
+        determinism.seed_generators(training.seed, device)
+        model = make().to(device)
+        if new:
+            determinism.seed_generators(training.seed, device)
+            check_network(model, make(), make())
+    if training.activation_checkpointing:
+        model.recompute_blocks()
+    return model
+
+
 def compile_layers(model: GPT) -> None:
     """Compile each layer alone, once for all; embedding and head not: a compiler may reorder their backward sums."""
     model.compiled_layers = [torch.compile(block, dynamic=False, options=COMPILE_OPTIONS) for block in model.h]
@@ -259,7 +286,7 @@ def describe_mismatch(expected: Mapping[str, Tensor], offered: Mapping[str, Tens
 
 
 @torch.no_grad()
-def load_weights(model: GPT, tensors: Mapping[str, Tensor]) -> None:
+def load_weights(model: Network, tensors: Mapping[str, Tensor]) -> None:
     """Copy the `model.*` tensors in place; other names, shapes or dtypes raise StateMismatch, nothing is copied.
 
     Of a network with adapters, they are those beside them, which are frozen.

@@ -10,6 +10,7 @@ from time import perf_counter
 import torch
 
 from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.own_network import Network
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data import token_windows
 from cairn.model.errors import InvalidInput, NonFiniteLoss
@@ -66,7 +67,7 @@ class Probe:
         """Whether to measure after `step` completed steps."""
         return step % self.training.probe_every_steps == 0
 
-    def measure(self, model: GPT) -> tuple[float, str | None]:
+    def measure(self, model: Network) -> tuple[float, str | None]:
         """Return loss in nats per token, and text unless its length is 0; mode and generators stay unchanged."""
         batches, new_tokens = self.training.probe_batches, self.training.sample_tokens
         loss, _ = prediction.held_out_loss(model, self.windows, batches=batches, batch_size=_PROBE_WINDOWS)
@@ -201,7 +202,8 @@ def _report(
 ) -> None:
     config, probe, before, seconds = state.model.config, observer.probe, state.before, max(seconds, 1e-9)
     tokens_per_second = state.global_batch * config.block_size / seconds
-    per_token = flops_per_token(config, vocab_size=state.model.vocab_size, frozen=bool(state.beside))
+    count = 0 if isinstance(state.model, GPT) else state.model.parameter_count
+    per_token = flops_per_token(config, vocab_size=state.model.vocab_size, frozen=bool(state.beside), parameters=count)
     model_flops = per_token * tokens_per_second
     probe_loss, sample = probe.measure(state.model) if probe is not None and probe.is_due(step) else (None, None)
     peak = peak_flops(state.device, inputs.training.precision, state.workers.count)

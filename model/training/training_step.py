@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.own_network import Network, OwnNetwork
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.kernels.attention import document_starts, takes_starts
-from cairn.model.kernels.head_loss import head_loss, padded_head_loss, token_loss
+from cairn.model.kernels.head_loss import as_ids, head_loss, padded_head_loss, token_loss
 from cairn.model.training import determinism, parallel
 from cairn.model.training.optimizer import set_rate, update_weights
 from cairn.model.training.train_state import AUTOCAST_DTYPES, TrainState
@@ -193,7 +193,7 @@ def _accumulate(state: TrainState, inputs: StepInputs) -> tuple[batch_loader.Bat
 
 
 def _backward(
-    state: TrainState, inputs: StepInputs, batch: batch_loader.Batch, losses: list[Tensor], model: GPT, number: int
+    state: TrainState, inputs: StepInputs, batch: batch_loader.Batch, losses: list[Tensor], model: Network, number: int
 ) -> None:
     """Run one of this rank's micro-batches forward and backward, and keep its share of the batch's loss."""
     ranks, training = state.ranks, inputs.training
@@ -202,22 +202,25 @@ def _backward(
     tokens, is_empty = batch.tokens[part.start - first_row : part.stop - first_row], part.start == part.stop  # (b, T+1)
     if is_empty:  # another rank has one row more, and all of them take part in its exchanges
         tokens = tokens.new_zeros(1, tokens.shape[1])  # (0, T+1) -> (1, T+1), of no weight
-    if state.model.config.dropout:
+    if state.model.config.draws_numbers:
         index = ranks.rank * len(parts) + number
         determinism.seed_generators(determinism.dropout_seed(training.seed, state.step + 1, index), state.device)
     ranks.synchronize(is_last=number == len(parts) - 1)
     mean = mean_loss(state, tokens, training, model)
-    # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
-    loss = mean * ((part.stop - part.start) / state.global_batch)
+    # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch, and over answers
+    # the batch's targets for those of them that count.
+    every = state.global_batch * (tokens.shape[1] - 1)
+    loss = mean * ((part.stop - part.start) / state.global_batch * (every / max(1, batch.targets)))
     losses[number] = torch.zeros_like(loss) if is_empty else loss.detach()
     summed = loss * ranks.size if ranks.is_sharded else loss  # sharding averages over the ranks
     (summed if state.scaler is None else state.scaler.scale(summed)).backward()
 
 
-def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig, model: GPT | None = None) -> Tensor:
+def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig, model: Network | None = None) -> Tensor:
     """Return the mean cross-entropy in nats in the run's numerics, ready for backward: host ids (B, T+1) -> scalar.
 
-    A worker's `model` stands for the state's own.
+    A target that does not count (below 0, see `TokenWindows`) adds 0 to the mean. A worker's `model` stands for the
+    state's own.
     """
     network = state.network if model in (None, state.model) else model
     model = model or state.model
@@ -226,10 +229,12 @@ def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig, model
     is_compiled, head_size = training.compile, state.model.config.head_size
     if boundary_id is not None and not is_compiled and takes_starts(state.device, dtype, head_size):
         # Instead of the mask; found on the host, which then waits for no step.
-        starts = document_starts(tokens[:, :-1], boundary_id).to(state.device, non_blocking=True)
+        starts = document_starts(as_ids(tokens[:, :-1]), boundary_id).to(state.device, non_blocking=True)
     on_device = tokens.to(state.device, non_blocking=state.device.type == "cuda")
-    inputs, targets = on_device[:, :-1], on_device[:, 1:]  # (B, T+1) -> 2 x (B, T)
+    inputs, targets = as_ids(on_device[:, :-1]), on_device[:, 1:]  # (B, T+1) -> 2 x (B, T)
     with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
+        if isinstance(model, OwnNetwork):
+            return model.loss(inputs, targets)
         if training.kernels == "fused":
             fused_loss = head_loss if state.device.type == "cpu" else padded_head_loss
             return fused_loss(model.hidden(inputs, starts), model.head_weight, targets, training.z_loss)

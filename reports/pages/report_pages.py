@@ -178,7 +178,7 @@ PAGE_RUNS = 100
 OverviewRow = namedtuple(
     "OverviewRow",
     "run_id state model_family step total_steps attempts train_loss val_loss gpu_seconds wasted_gpu_seconds "
-    "last_seen_at opened_at forked_from_run detail tags",
+    "last_seen_at opened_at forked_from_run detail tags tokens_per_second seconds_left",
 )
 """One run: losses in nats per token, `train_loss` of its last step and `val_loss` of its newest evaluation."""
 
@@ -285,11 +285,12 @@ def attempt_page(frame: Frame, facts: post_mortem.PostMortem) -> str:
     return render_page("attempt", frame, facts=facts, answer=answer, sections=sections)
 
 
-def run_page(frame: Frame, view: RunView) -> str:
-    """Return one run: the sections of its report, the plot drawn by the browser."""
+def run_page(frame: Frame, view: RunView, *, draws_texts: bool) -> str:
+    """Return one run: the sections of its report, the plot drawn by the browser, and its forms."""
     report = view.report
     spans, bars = receipts.group_receipts(report.attempts), place_bars(report.attempts)
-    return render_page("run", frame, report=report, spans=spans, bars=bars, view=view)
+    shown = {"spans": spans, "bars": bars, "view": view, "draws_texts": draws_texts}
+    return render_page("run", frame, report=report, **shown)
 
 
 def render_page(name: str, frame: Frame, **shown: object) -> str:

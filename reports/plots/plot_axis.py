@@ -39,7 +39,10 @@ _REASONS: dict[str, "ReasonStyle"] = {
 COLUMNS = 1200
 TRACE_COLUMNS = 600
 """Columns of a browser's drawing; each keeps at most four points of a curve."""
-_DRAWN = ("train_loss", "lr", "grad_norm", "tokens_per_second", "memory_bytes", "data_seconds")
+_DRAWN = (
+    *("train_loss", "lr", "grad_norm", "tokens_per_second"),
+    *("memory_bytes", "rss_bytes", "data_seconds", "disk_free_bytes"),
+)
 Column = NDArray[np.float64]
 _GREATEST, _WINDOW_SHARE = 1e30, 100
 

@@ -36,7 +36,8 @@ _SETTINGS: dict[str, Any] = dict.fromkeys(_TURNED_OFF, "false")
 _ARITHMETIC = tuple(run_tables.plain_fields(log_entry.Arithmetic))
 _OPEN_ATTEMPTS = f"""run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
     starting_seconds double, peak_flops double, peak_source varchar,
-    {", ".join(f"arithmetic_{name} varchar" for name in _ARITHMETIC)}, seen_at timestamptz, train_loss double"""
+    {", ".join(f"arithmetic_{name} varchar" for name in _ARITHMETIC)}, seen_at timestamptz, train_loss double,
+    tokens_per_second double"""
 _LIST_TABLES = f"tables: {', '.join(ROWS)}; `cairn sql` lists their columns"
 
 
@@ -65,6 +66,10 @@ _VIEWS = {
             case when live.state = 'running' then greatest(rows.step, live.step) else rows.step end as step,
             greatest(rows.last_seen_at, live.seen_at) as last_seen_at,
             coalesce(live.train_loss, rows.train_loss) as train_loss,
+            case when live.state = 'running' then live.tokens_per_second end as tokens_per_second,
+            case when live.state = 'running' and live.tokens_per_second > 0 then
+                (rows.total_steps - greatest(rows.step, live.step)) * global_batch * block_size / live.tokens_per_second
+            end as seconds_left,
             rows.tokens + coalesce(live.tokens, 0) as tokens,
             rows.gpu_seconds + coalesce(live.gpu_seconds, 0) as gpu_seconds)
         from (%s) rows left join folded.open_attempts live using (run_id)""",
@@ -156,11 +161,12 @@ def _open_attempt(store: object_store.ObjectStore, stamp: table_cache.RunStamp) 
     prefix = run_log.run_prefix(stamp.run_id)
     beat = step_log.read_heartbeat(store, prefix, stamp.latest_attempt, stamp.claim_id)
     if beat is None:
-        return (stamp.run_id, stamp.latest_attempt, phase, 0, 0, 0.0, *[None] * (5 + len(_ARITHMETIC)))
+        return (stamp.run_id, stamp.latest_attempt, phase, 0, 0, 0.0, *[None] * (6 + len(_ARITHMETIC)))
     progress = beat.step, beat.tokens, beat.gpu_seconds, beat.starting_seconds
     peak = (beat.peak.flops, beat.peak.source) if beat.peak else (None, None)
     arithmetic = [getattr(beat.arithmetic, name, None) for name in _ARITHMETIC]
-    return (stamp.run_id, stamp.latest_attempt, phase, *progress, *peak, *arithmetic, beat.at, beat.train_loss)
+    newest = beat.at, beat.train_loss, beat.tokens_per_second
+    return (stamp.run_id, stamp.latest_attempt, phase, *progress, *peak, *arithmetic, *newest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

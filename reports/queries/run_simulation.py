@@ -16,6 +16,7 @@ from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.attempt_sizes import next_sizes, segment_end
+from cairn.tasks.policy.budgets import Policy
 from cairn.tasks.simulation import failure_trace, simulated_run
 from cairn.tasks.simulation.failure_trace import DAY_SECONDS, FailureTrace
 
@@ -58,8 +59,27 @@ class PolicyOutcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OfferOutcome:
+    """How the run ends on machines of one price: for the seed of median goodput, and the middle 80 % of the seeds.
+
+    Money is devices by hours, without those in which a machine was waited for.
+    """
+
+    price_per_device_hour: float
+    currency: str
+    days: Spread
+    goodput: Spread
+    money: Spread
+    seeds: int
+    finished_seeds: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationSummary:
-    """The policy and plain retry counts on the same failures, and the loss at the present and other intervals."""
+    """The policy and plain retry counts on the same failures, and the loss at the present and other intervals.
+
+    `offers` are the machines with a price, the cheapest run first.
+    """
 
     run_id: str | None
     seed: int
@@ -68,6 +88,7 @@ class SimulationSummary:
     hours_between_failures: float | None
     outcomes: tuple[PolicyOutcome, ...]
     intervals: Mapping[str, simulated_run.IntervalLoss]
+    offers: Mapping[str, OfferOutcome]
 
 
 def simulate_policies(
@@ -93,6 +114,9 @@ def simulate_policies(
     for name, policy in policies.items():
         runs = [simulated_run.simulate(plan, trace.failures(random.Random(seed)), policy) for seed in seeds]
         outcomes.append(_outcome(name, runs))
+    named = {"": trace, **trace.offers}.items()
+    priced = ((name, offer) for name, offer in named if offer.price_per_device_hour is not None)
+    offers = [(name, _offer(plan, offer, policies["budgets"], seeds)) for name, offer in priced]
     between = trace.mean_device_seconds() / plan.devices / 3600
     return SimulationSummary(
         run_id=state.opened.run_id if state and state.opened else None,
@@ -101,20 +125,46 @@ def simulate_policies(
         trace=trace,
         hours_between_failures=between if between < float("inf") else None,
         outcomes=tuple(outcomes),
+        offers=dict(sorted(offers, key=lambda item: (-item[1].finished_seeds, item[1].money.value))),
         intervals=simulated_run.compare_intervals(plan, trace, range(options.seed, options.seed + _SWEEP_SEEDS)),
     )
 
 
+def _offer(
+    plan: simulated_run.SimulationPlan, offer: FailureTrace, policy: Policy, seeds: Sequence[int]
+) -> OfferOutcome:
+    runs = [simulated_run.simulate(plan, offer.failures(random.Random(seed)), policy) for seed in seeds]
+    price, outcome = offer.price_per_device_hour or 0.0, _outcome("", runs)
+    paid = [price * plan.devices * (sum(run.seconds) - run.seconds.waiting) / 3600 for run in runs]
+    return OfferOutcome(
+        price_per_device_hour=price,
+        currency=offer.currency,
+        days=outcome.days,
+        goodput=outcome.goodput,
+        money=_spread(paid, paid[runs.index(_median_run(runs))]),
+        seeds=outcome.seeds,
+        finished_seeds=outcome.finished_seeds,
+    )
+
+
+def _median_run(runs: Sequence[simulated_run.SimulatedRun]) -> simulated_run.SimulatedRun:
+    return sorted(runs, key=lambda one: one.goodput)[len(runs) // 2]
+
+
+def _spread(values: Sequence[float], value: float) -> Spread:
+    ranked = sorted(values)
+    low, high = round(0.1 * (len(ranked) - 1)), round(0.9 * (len(ranked) - 1))
+    return Spread(value=value, low=ranked[low], high=ranked[high])
+
+
 def _outcome(policy: str, runs: Sequence[simulated_run.SimulatedRun]) -> PolicyOutcome:
-    run = sorted(runs, key=lambda one: one.goodput)[len(runs) // 2]
-    days, goodput = sorted(sum(one.seconds) / DAY_SECONDS for one in runs), sorted(one.goodput for one in runs)
-    low, high = round(0.1 * (len(runs) - 1)), round(0.9 * (len(runs) - 1))
+    run = _median_run(runs)
     return PolicyOutcome(
         policy=policy,
         step=run.step,
         stopped_by=run.stopped_by,
-        days=Spread(value=sum(run.seconds) / DAY_SECONDS, low=days[low], high=days[high]),
-        goodput=Spread(value=run.goodput, low=goodput[low], high=goodput[high]),
+        days=_spread([sum(one.seconds) / DAY_SECONDS for one in runs], sum(run.seconds) / DAY_SECONDS),
+        goodput=_spread([one.goodput for one in runs], run.goodput),
         hours={use: seconds / 3600 for use, seconds in run.seconds._asdict().items()},
         attempts=len(run.state.attempts),
         retries={str(reason): count for reason, count in run.retries.items()},

@@ -268,7 +268,8 @@ def _next(run_id: str, state: run_state.RunState, standing: RunPhase) -> str:
         again = f"`cairn train CONFIG --run-id {run_id}`, CONFIG being its configuration file,"
     why = f"attempt {state.latest_attempt} ended: {ended.reason};" if ended else "its owner's process is gone;"
     if ended is not None and standing == RunPhase.PAUSED:
-        why = f"{ended.detail}; the same command of the set continues it, alone"
+        by_cost, of_set = "with a higher one", "the same command of the set continues it, alone"
+        why = f"{ended.detail}; {by_cost if ended.detail.startswith('cost.limit') else of_set}"
     elif ended is not None and standing == RunPhase.STOPPED:
         why = f"a person decides: {ended.decision.reason}; then"
     return f"{why} {again} continues from step {state.resume_step}"

@@ -109,13 +109,14 @@ ROWS: Mapping[str, type] = {
         [("host", str), ("runs", int), ("attempts", int), ("failed", int), ("last_failed_at", datetime | None)],
     ),
     # One run; `finished_at` is when its last step was committed, `deleted_at` when a person deleted its checkpoints,
-    # `last_seen_at` the newest sign of life, `train_loss` that of the last step. An unreadable run has only a state,
-    # and a detail.
+    # `last_seen_at` the newest sign of life, `train_loss` that of the last step; only a run that trains has a speed. An
+    # unreadable run has only a state, and a detail.
     "runs": _row_type(
         "RunRow",
         (run_status.RunSummary, ""),
         **dict.fromkeys(("finished_at", "last_seen_at", "deleted_at"), datetime),
         **dict.fromkeys((*SECONDS, "waiting_seconds", "starting_seconds", "train_loss", "val_loss"), float),
+        **dict.fromkeys(("tokens_per_second", "seconds_left"), float),
         **dict.fromkeys(("tokens", "injected_attempts", "quarantined_windows", "refused_entries"), int),
         **dict.fromkeys(("stopped", "state_sha256", "data_snapshot", "config_sha256", "code_version"), str),
         forked_from_run=str,
@@ -231,6 +232,8 @@ def make_run_row(
         finished_at=committed_at.get(finished.manifest_sha256) if finished else None,
         last_seen_at=max(filter(None, (state.opened_at, *signs)), default=None),
         train_loss=train_loss,
+        tokens_per_second=None,
+        seconds_left=None,
         deleted_at=state.deleted_at,
         stopped=(finished.stopped or None) if finished else None,
         state_sha256=finished.state_sha256 if finished else None,

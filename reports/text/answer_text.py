@@ -9,6 +9,7 @@ from cairn.tasks.text.format import (
     describe_mixture,
     format_count,
     format_duration,
+    format_money,
     format_time,
     format_value,
     replace_unprintable,
@@ -116,6 +117,8 @@ def diagnosis_blocks(diagnosis: "evaluations.Diagnosis") -> Iterator[Block]:
 
 def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
     """Yield a snapshot: its facts, its sources, and windows with their documents."""
+    from cairn.tasks.data.snapshot_lookup import describe_answers
+
     manifest = summary.manifest
     ids = f"{manifest.vocab_size:,} ids, end of text {manifest.end_of_text_id}"
     facts = {"snapshot": summary.snapshot_id, "bytes": f"{sum(item.bytes for item in manifest.objects):,}"}
@@ -125,6 +128,7 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
         text = f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents"
         windows = f"{summary.window_counts[split]:,} windows of {summary.block_size}"
         facts[split] = f"{text}, {format_count(shards, 'shard')}, {windows}"
+    facts |= dict(line.split(": ", 1) for line in describe_answers(manifest))
     if summary.mixture:
         facts["draws"] = describe_mixture(summary.mixture)
     facts["left out"] = ", ".join(f"{item.kind} {item.documents:,}" for item in manifest.rejected) or "nothing"
@@ -207,6 +211,17 @@ def _window_blocks(window: "data_summary.WindowSummary", block_size: int) -> Ite
     yield Verbatim(replace_unprintable(window.text))
 
 
+_OFFERS: "Columns[tuple[str, run_simulation.OfferOutcome]]" = {
+    "machines": lambda item: item[0] or "the trace's",
+    "an hour": lambda item: format_money(item[1].price_per_device_hour, item[1].currency),
+    "time": lambda item: format_duration(item[1].days.value * 86400),
+    "goodput": lambda item: f"{item[1].goodput.value:.1%}",
+    "cost": lambda item: format_money(item[1].money.value, item[1].currency),
+    "middle 80 %": lambda item: f"{item[1].money.low:,.2f} to {item[1].money.high:,.2f}",
+    "finished": lambda item: f"{item[1].finished_seeds} of {item[1].seeds}",
+}
+
+
 def simulation_blocks(summary: "run_simulation.SimulationSummary") -> Iterator[Block]:
     """Yield how the run ends under each policy, the assumptions, and the loss at other checkpoint intervals."""
     plan, trace, seeds = summary.plan, summary.trace, summary.outcomes[0].seeds
@@ -241,6 +256,8 @@ def simulation_blocks(summary: "run_simulation.SimulationSummary") -> Iterator[B
         "not useful": lambda item: f"{item[1].lost_share:.2%} ({item[1].lost_least:.2%} to {item[1].lost_most:.2%})",
     }
     yield make_table(summary.intervals.items(), losses)
+    if summary.offers:
+        yield from ("", make_table(summary.offers.items(), _OFFERS), "")
     if "simulated" not in summary.intervals:
         yield "nothing that loses work ever happens: any interval is short enough"
         return

@@ -36,7 +36,8 @@ class StepRecord:
     the data was drawn by then, `data_seconds` what the step waited for its batch, `loss_scale` is that of fp16,
     `weights_digest` is over the bits of all weights after the step (None where they are sharded): what `cairn replay`
     compares. Of several ranks, `slowest_rank` worked by itself for longest before it waited for the others, and the
-    median rank for so long; on a GPU these are the times of an earlier step.
+    median rank for so long; on a GPU these are the times of an earlier step. About once a second it has the resident
+    memory of the first rank's process and the free bytes of the disk of its records.
     """
 
     step: int
@@ -60,6 +61,8 @@ class StepRecord:
     slowest_rank: int | None = None
     slowest_rank_seconds: float | None = None
     median_rank_seconds: float | None = None
+    rss_bytes: int | None = None
+    disk_free_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,8 +284,8 @@ def _pieces(store: ObjectStore, key: str) -> tuple[list[tuple[int, str]], int]:
 class Heartbeat:
     """The progress of an attempt; `beat` rises with every write, `tokens` and `gpu_seconds` count from its start.
 
-    `at` is the writer's clock, for accounts only. `symptom` says what is wrong with the training now, if anything;
-    `claim_id` is that of `AttemptStarted`.
+    `at` is the writer's clock, for accounts only; the speed is that of its step. `symptom` says what is wrong with the
+    training now, if anything; `claim_id` is that of `AttemptStarted`.
     """
 
     attempt: int
@@ -297,6 +300,7 @@ class Heartbeat:
     starting_seconds: float | None = None
     symptom: str = ""
     claim_id: str = ""
+    tokens_per_second: float | None = None
 
 
 def heartbeat_key(run_prefix: str, attempt: int) -> str:

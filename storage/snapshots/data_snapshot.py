@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, SnapshotDamaged
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject, SplitName
 from cairn.storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
@@ -26,6 +28,8 @@ from cairn.storage.stores.object_store import ExpectedObject, ObjectStore
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
 REJECTED = "rejected.parquet"
+ANSWERS = "answers-"
+"""Before the name of a split the name of shards that say which of its tokens are an answer's."""
 CACHE_BYTES = 50_000_000_000
 EAGER_BYTES = 64 * 1024 * 1024
 _YOUNG_SECONDS, ABANDONED_SECONDS = 3600.0, 14 * 24 * 3600.0
@@ -38,12 +42,17 @@ _COPY, _TEMPORARY = re.compile(r"[0-9a-f]{64}\Z"), re.compile(r"\.[0-9a-f]{64}-[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenSnapshot:
-    """A snapshot to train on: rows (N_k,) and tokenizer JSON; a damaged row raises SnapshotDamaged at its first use."""
+    """A snapshot to train on: rows (N_k,) and tokenizer JSON; a damaged row raises SnapshotDamaged at its first use.
+
+    The answers say which tokens of a split the loss counts; none where it counts all.
+    """
 
     manifest: SnapshotManifest
     tokenizer_json: str
     train: tuple[VerifiedShard, ...]
     val: tuple[VerifiedShard, ...]
+    train_answers: tuple[VerifiedShard, ...] = ()
+    val_answers: tuple[VerifiedShard, ...] = ()
 
 
 def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifest) -> tuple[str, SnapshotManifest]:
@@ -131,17 +140,22 @@ class SnapshotFiles:
                 raise SnapshotDamaged(f"{error}; delete data/{self.snapshot_id} and build it again") from error
         return self._verified[name]
 
-    def shards(self, split: SplitName) -> tuple[VerifiedShard, ...]:
+    def answers(self, split: SplitName) -> tuple[VerifiedShard, ...]:
+        """Return which tokens of a split are an answer's, as `shards` does; none where there are no conversations."""
+        has_answers = not isinstance(self.manifest.answers, msgspec.UnsetType)
+        return self.shards(split, ANSWERS) if has_answers else ()
+
+    def shards(self, split: SplitName, kind: str = "") -> tuple[VerifiedShard, ...]:
         """Return the shards of a split in order; raises IntegrityError if their tokens are not the manifest's."""
-        shards = list[VerifiedShard]()
-        for item in (self._objects[name] for name in sorted(self._objects) if name.startswith(f"{split}-")):
+        shards, schema = list[VerifiedShard](), replace(self.manifest.shard_schema, is_mask=bool(kind))
+        for item in (self._objects[name] for name in sorted(self._objects) if name.startswith(f"{kind}{split}-")):
             where, fetch = _key(self.snapshot_id, item.key), partial(self.path, item.key)
             if item.tokens is None:
                 raise IntegrityError(f"{where}: the manifest does not say how many tokens it holds")
-            shards.append(VerifiedShard(fetch, self.manifest.shard_schema, tokens=item.tokens, where=where))
+            shards.append(VerifiedShard(fetch, schema, tokens=item.tokens, where=where))
         found, expected = sum(map(len, shards)), self.manifest.split(split).tokens
         if found != expected:
-            problem = f"{split} shards hold {found} tokens, the manifest says {expected}"
+            problem = f"{kind}{split} shards hold {found} tokens, the manifest says {expected}"
             raise IntegrityError(f"data/{self.snapshot_id}: {problem}")
         return tuple(shards)
 
@@ -154,13 +168,19 @@ def open_snapshot(store: ObjectStore, snapshot_id: str, cache_dir: Path) -> Open
     """
     files = SnapshotFiles(store, snapshot_id, cache_dir)
     train, val = files.shards("train"), files.shards("val")
+    train_answers, val_answers = files.answers("train"), files.answers("val")
     if sum(item.bytes for item in files.manifest.objects) <= EAGER_BYTES:
         for item in files.manifest.objects:
             files.path(item.key)
-        for shard in (*train, *val):
+        for shard in (*train, *val, *train_answers, *val_answers):
             shard.tokens()
     return OpenSnapshot(
-        manifest=files.manifest, tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"), train=train, val=val
+        manifest=files.manifest,
+        tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
+        train=train,
+        val=val,
+        train_answers=train_answers,
+        val_answers=val_answers,
     )
 
 

@@ -247,6 +247,15 @@ class SnapshotGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotAnswers:
+    """The tokens of conversations that the loss counts; `inner_ends` are end-of-text tokens within conversations."""
+
+    train_tokens: int
+    val_tokens: int
+    inner_ends: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotManifest:
     """The content of a snapshot; the snapshot id is the SHA-256 of its encoded bytes."""
 
@@ -261,6 +270,8 @@ class SnapshotManifest:
     rejected: tuple[RejectedCount, ...] = ()
     # Written only if there are some: a snapshot without groups has one id.
     groups: tuple[SnapshotGroup, ...] | msgspec.UnsetType = msgspec.UNSET
+    # Only of conversations; of any other text the loss counts every token.
+    answers: SnapshotAnswers | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         if self.version != SNAPSHOT_VERSION:

@@ -30,10 +30,14 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSchema:
-    """The tokenizer and vocabulary of a shard; the vocabulary decides the token width."""
+    """The tokenizer and vocabulary of a shard; the vocabulary decides the token width.
+
+    That of a mask has a bit for each token instead, which says whether it is an answer's.
+    """
 
     tokenizer_sha256: str
     vocab_size: int
+    is_mask: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.vocab_size <= MAX_VOCAB_SIZE:
@@ -42,7 +46,7 @@ class ShardSchema:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Token width."""
-        return token_dtype(self.vocab_size)
+        return np.dtype(np.bool_) if self.is_mask else token_dtype(self.vocab_size)
 
     def labels(self) -> dict[str, str]:
         """Return the metadata of a shard file, in key order."""
@@ -51,7 +55,7 @@ class ShardSchema:
 
     def arrow(self) -> pa.Schema:
         """Return the Arrow schema of a shard file."""
-        column = pa.field("token", pa.from_numpy_dtype(self.dtype), nullable=False)
+        column = pa.field("answer" if self.is_mask else "token", pa.from_numpy_dtype(self.dtype), nullable=False)
         return pa.schema([column], metadata=self.labels())
 
 
@@ -94,8 +98,8 @@ class ShardWriter:
 
 def write_shard(path: Path, tokens: NDArray[Any], schema: ShardSchema) -> None:
     """Write tokens (N,) of the schema's width as one shard file, without a copy."""
-    arrow = schema.arrow()
-    column = pa.Array.from_buffers(arrow.field("token").type, len(tokens), [None, pa.py_buffer(tokens)])
+    arrow, stored = schema.arrow(), np.packbits(tokens, bitorder="little") if schema.is_mask else tokens
+    column = pa.Array.from_buffers(arrow.field(0).type, len(tokens), [None, pa.py_buffer(stored)])
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, arrow) as writer:
         writer.write_batch(pa.record_batch([column], schema=arrow))
 
@@ -129,7 +133,9 @@ def map_shard(path: Path, schema: ShardSchema, *, where: str) -> NDArray[Any]:
             if reader.num_record_batches != 1:
                 raise IntegrityError(f"{where}: {reader.num_record_batches} record batches; a shard has exactly one")
         batch = next(_uncompressed_batches(buffer.slice(_MAGIC_BYTES), schema.arrow()))
-        tokens: NDArray[Any] = batch.column(0).to_numpy(zero_copy_only=True)
+        tokens: NDArray[Any] = batch.column(0).to_numpy(zero_copy_only=not schema.is_mask)
+        if tokens.dtype != schema.dtype:  # as those of a mask with nulls, which is copied
+            raise ValueError(f"its column has {tokens.dtype} values; rule: {schema.dtype}")
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise IntegrityError(f"{where}: not a readable Arrow shard: {error}") from error
     return tokens

@@ -68,6 +68,11 @@ def child_command(module: str, *arguments: object) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "cairn.storage.stores.child_process", module, *map(str, arguments))
 
 
+def bounded_command(memory_bytes: int, core_seconds: int, module: str, *arguments: object) -> tuple[str, ...]:
+    """Return the command that calls a module's `run(*arguments)` in a child with so much memory and time."""
+    return child_command(_BOUNDED, json.dumps([memory_bytes, core_seconds, module, arguments]))
+
+
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a child, in which it finds its parent and gets the threads it asks for."""
     kept = {name: value for name, value in environment.items() if name not in THREAD_LIMITS}
@@ -193,8 +198,8 @@ def bounded_process(
     a message.
     """
     memory_bytes = _LEAST_MEMORY_BYTES + _MEMORY_SHARE * os.fstat(file.fileno()).st_size
-    order = json.dumps([memory_bytes, core_seconds, module, arguments])
-    child = start_child(child_command(_BOUNDED, order), stdin=file, environment=without_credentials() | _SETTINGS)
+    command = bounded_command(memory_bytes, core_seconds, module, *arguments)
+    child = start_child(command, stdin=file, environment=without_credentials() | _SETTINGS)
     assert child.stdout is not None and child.stderr is not None
     try:
         with child.stdout, child.stderr:

@@ -2,17 +2,19 @@
 
 import re
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from cairn.storage.errors import StorageError
 from cairn.storage.stores import local_store, object_store, redaction
 
-_NOT_SPOKEN = {"Google Cloud Storage": ("gs", "gcs"), "Azure Blob Storage": ("az", "abfs", "abfss", "adl")}
-"""Stores with an atomic create of their own, by their schemes; Cairn does not speak their APIs."""
+_CLOUDS: dict[str, Literal["gs", "az"]] = {"gs": "gs", "gcs": "gs", "az": "az", "azure": "az"}
+_OTHER_NAMES = ("abfs", "abfss", "adl", "wasb", "wasbs")
+"""Schemes of Azure whose addresses hold the account too."""
 
 
 def open_store(url: str) -> object_store.ObjectStore:
-    """Open `./folder`, `file://…` or `s3://bucket/prefix`.
+    """Open `./folder`, `file://…`, `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
 
     A remote store retries idempotent operations for some seconds. Raises StorageError for an empty URL, any other
     scheme, a file, a URL with credentials, or a chain of file systems (their caches are stale).
@@ -34,22 +36,27 @@ def open_store(url: str) -> object_store.ObjectStore:
     if "::" in url:
         raise StorageError("store URL is a chain ('::'): name the store itself; caches in between serve stale names")
     parts = urlsplit(url)
-    if problem and parts.scheme not in _NOT_SPOKEN["Azure Blob Storage"]:  # it has containers before the @
+    if problem and parts.scheme not in _OTHER_NAMES:  # they have containers before the @
         raise StorageError(f"store URL {problem}")
     if parts.scheme == "file":
         return _open_folder(Path(unquote(parts.path)))
-    if parts.scheme in ("s3", "s3a"):
+    is_s3, cloud = parts.scheme in ("s3", "s3a"), _CLOUDS.get(parts.scheme)
+    if (is_s3 or cloud) and (not parts.netloc or parts.query or parts.fragment):
+        kind = cloud or "s3"
+        raise StorageError(f"store URL {kind}://: must be {kind}://BUCKET or {kind}://BUCKET/PREFIX, without ? and #")
+    if cloud:
+        from cairn.storage.stores.cloud_store import CloudStore
+
+        return CloudStore(cloud, parts.netloc, parts.path)
+    if is_s3:
         from cairn.storage.stores.s3_bucket import S3Bucket
         from cairn.storage.stores.s3_store import S3Store
 
-        if not parts.netloc or parts.query or parts.fragment:
-            raise StorageError("store URL s3://: must be s3://bucket or s3://bucket/prefix, without ? and #")
         return S3Store(S3Bucket(parts.netloc), parts.path)
     why = "no store of this kind is known to have an atomic create-if-absent"
-    if name := next((name for name, schemes in _NOT_SPOKEN.items() if parts.scheme in schemes), ""):
-        why = f"{name} is not supported, and an S3-compatible endpoint of it (s3://, AWS_ENDPOINT_URL) was never tried"
-        why += ": ask `cairn doctor` whether its create-if-absent is atomic"
-    rule = "a folder, file://FOLDER or s3://BUCKET/PREFIX"
+    if parts.scheme in _OTHER_NAMES:
+        why = "the account of Azure stands in AZURE_STORAGE_ACCOUNT_NAME: write az://CONTAINER/PREFIX"
+    rule = "a folder, file://FOLDER, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
     raise StorageError(f"store {parts.scheme}://: {why}; choose another --store: {rule}")
 
 

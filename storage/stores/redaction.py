@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 _USER_INFO = re.compile(r"(//)[^/@\s]*@")
 _FEW_SLASHES = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/[^/@]+:[^/@]*@")
 _PLAIN = re.compile(r"[!-~]+")
-_SIGNED_QUERY = re.compile(r"(?i)((?:x-amz-[a-z-]+|awsaccesskeyid|signature)=)[^&\s\"']+")
+_SIGNED_QUERY = re.compile(r"(?i)(\b(?:x-(?:amz|goog)-[a-z-]+|awsaccesskeyid|googleaccessid|signature|sig)=)[^&\s\"']+")
 
 
 def find_credentials(address: str, *, instead: str) -> str:

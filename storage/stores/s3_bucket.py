@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreFull, StoreRefused, StoreUnavailable
 from cairn.storage.stores import object_store, redaction
+from cairn.storage.stores.ranged_read import Fetched
 
 T = TypeVar("T")
 _ADVICE = {
@@ -153,15 +153,6 @@ def _leave_unsigned(request: Any, **_: object) -> None:
 def upload_seconds(size_bytes: int) -> float:
     """Return the limit for an upload at 100 kB/s, the slowest connection worth using."""
     return ANSWER_SECONDS + size_bytes / 100_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fetched:
-    """The body of a GET, with the ETag and size of the whole object."""
-
-    data: bytes
-    etag: str
-    total_bytes: int
 
 
 class S3Bucket:

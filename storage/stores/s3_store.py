@@ -9,7 +9,7 @@ import io
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,11 +18,10 @@ from itertools import chain
 from typing import Any
 
 from cairn.storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from cairn.storage.stores import object_store, s3_bucket
+from cairn.storage.stores import object_store, ranged_read, s3_bucket
 from cairn.storage.stores.object_store import PART_BYTES, READ_CHUNK_BYTES, ObjectStore, UnfinishedWrite, is_key
 
 PAGE_KEYS = 1000
-_READS_AHEAD = 2
 CONCURRENT_PARTS = 3
 _MAX_PARTS = 10_000
 _TOKEN = "cairn-write"
@@ -58,11 +57,11 @@ class S3Store(ObjectStore):
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield ranged GETs, a few ahead, each with retries; IntegrityError if the object is replaced meanwhile."""
         name = self._name(key)
-        first = self._retry_policy.call(self._fetch_range, name, 0)
-        if first.data:
-            yield first.data
-        if starts := range(len(first.data), first.total_bytes, READ_CHUNK_BYTES):
-            yield from self._read_ahead(name, starts, first)
+
+        def fetch(start: int, etag: str | None = None) -> ranged_read.Fetched:
+            return self._retry_policy.call(self._fetch_range, name, start, etag)
+
+        return ranged_read.read_chunks(fetch, f"{self.url}/{key}", READ_CHUNK_BYTES)
 
     def read_range(self, key: str, start: int, into: memoryview) -> int:
         """Fill `into` from `start` with one ranged GET, with retries; raises ObjectMissing."""
@@ -177,7 +176,7 @@ class S3Store(ObjectStore):
     def _key(self, name: str) -> str:
         return name[len(self._below) :]
 
-    def _fetch_range(self, name: str, start: int, etag: str | None = None, size: int = 0) -> s3_bucket.Fetched:
+    def _fetch_range(self, name: str, start: int, etag: str | None = None, size: int = 0) -> ranged_read.Fetched:
         condition: dict[str, Any] = {} if etag is None else {"IfMatch": etag}
         size = size or READ_CHUNK_BYTES
         try:
@@ -187,21 +186,7 @@ class S3Store(ObjectStore):
         except StoreUnavailable as error:
             if etag or s3_bucket.error_code(error.__cause__ or error) not in {"InvalidRange", "416"}:
                 raise
-            return s3_bucket.Fetched(data=b"", etag="", total_bytes=0)  # an answer, not a fault to wait out
-
-    def _read_ahead(self, name: str, starts: range, first: s3_bucket.Fetched) -> Iterator[bytes]:
-        def fetch(start: int) -> bytes:
-            data = self._retry_policy.call(self._fetch_range, name, start, first.etag).data
-            expected = min(READ_CHUNK_BYTES, first.total_bytes - start)
-            if len(data) != expected:
-                raise IntegrityError(f"s3://{self._bucket.name}/{name}: {len(data)} bytes at {start}, not {expected}")
-            return data
-
-        pool = ThreadPoolExecutor(_READS_AHEAD, thread_name_prefix="cairn-read")
-        try:
-            yield from object_store.map_ahead(pool, fetch, starts, most=_READS_AHEAD)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            return ranged_read.Fetched(data=b"", etag="", total_bytes=0)  # an answer, not a fault to wait out
 
     def _objects(
         self, prefix: str, *, first_page: Mapping[str, Any] | None = None, **parameters: Any

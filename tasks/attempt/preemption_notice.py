@@ -1,7 +1,8 @@
 """Preemption notices from a file or a cloud's metadata service, and why Kubernetes ended a pod.
 
 Sources: AWS "Spot Instance interruption notices" and "Use the Instance Metadata Service" (the rebalance recommendation
-is no notice); Google "Preemptible VM instances" and "Get maintenance event notices" (a live migration is no notice).
+is no notice); Google "Preemptible VM instances" and "Get maintenance event notices" (a live migration is no notice);
+Azure "Scheduled Events for Linux VMs" (a freeze is no notice).
 """
 
 import math
@@ -26,7 +27,9 @@ from cairn.tasks.errors import TaskError
 from cairn.tasks.machine.http_request import open_directly
 from cairn.tasks.machine.process_scopes import running_beside
 
-_AWS_ADDRESS, _GCP_HOST = "http://169.254.169.254", "metadata.google.internal"
+_AWS_ADDRESS = _AZURE_ADDRESS = "http://169.254.169.254"
+_GCP_HOST = "metadata.google.internal"
+_AZURE_ENDS = frozenset({"Preempt", "Terminate", "Redeploy", "Reboot"})
 _TIMEOUT_SECONDS = 2.0
 _DETAIL_BYTES = 200
 
@@ -51,6 +54,16 @@ NoticeSource = Callable[[], PreemptionNotice | None]
 class _InstanceAction:
     action: str
     time: str = "an unknown time"
+
+
+class _AzureEvent(msgspec.Struct, rename="pascal"):
+    event_type: str
+    resources: tuple[str, ...] = ()
+    not_before: str = ""
+
+
+class _AzureEvents(msgspec.Struct, rename="pascal"):
+    events: tuple[_AzureEvent, ...]
 
 
 def read_notice_file(path: str) -> PreemptionNotice | None:
@@ -104,10 +117,36 @@ def _read_gcp(host: str, name: str) -> str:
     return body.strip()
 
 
+def read_azure_notice(address: str = _AZURE_ADDRESS) -> PreemptionNotice | None:
+    """Return the first scheduled event that ends this machine; those of others in its set are told here too."""
+    body = _read_azure(address, "scheduledevents?api-version=2020-07-01")
+    try:
+        found = msgspec.json.decode(body, type=_AzureEvents)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MetadataUnavailable(f"Azure metadata service gave an unreadable answer: {error}") from error
+    ending = [event for event in found.events if event.event_type in _AZURE_ENDS]
+    own = _read_azure(address, "instance/compute/name?api-version=2021-02-01&format=text").strip() if ending else ""
+    for event in ending:
+        if own in event.resources:
+            when = event.not_before or "an unknown time"
+            return PreemptionNotice(
+                name="azure", detail=f"Azure announced: {event.event_type} at {when}"[:_DETAIL_BYTES]
+            )
+    return None
+
+
+def _read_azure(address: str, name: str) -> str:
+    status, body, _ = _answer(f"{address.rstrip('/')}/metadata/{name}", {"Metadata": "true"})
+    if status != 200:
+        raise MetadataUnavailable(f"Azure metadata service answered {status}")
+    return body
+
+
 def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> tuple[NoticeSource, ...]:
     """Return the sources that `config` names; environment variables of the clouds' tools may move a service."""
     services: dict[str, NoticeSource] = {
         "aws": partial(read_aws_notice, environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _AWS_ADDRESS),
+        "azure": partial(read_azure_notice, environment.get("AZURE_POD_IDENTITY_AUTHORITY_HOST") or _AZURE_ADDRESS),
         "gcp": partial(read_gcp_notice, environment.get("GCE_METADATA_HOST") or _GCP_HOST),
     }
     file = [partial(read_notice_file, config.notice_file)] if config.notice_file else []

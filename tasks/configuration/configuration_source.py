@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
@@ -22,13 +22,14 @@ from cairn.storage.stores import object_store, redaction, regular_file
 from cairn.tasks.configuration import addresses
 from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, find_file, is_name, known_names, why_unreadable
 from cairn.tasks.configuration.key_reference import BrokenRule, broken_rules, keys_by_name, section_meanings
-from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.run_configuration import CodeConfig, RunConfig
 from cairn.tasks.configuration.settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig, NotifyConfig
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 
 MOST_BYTES = 1024 * 1024
 COMMAND = "command"
 MOST_RUNS = 200
+Alone = TypeVar("Alone", NotifyConfig, CodeConfig)
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.+-]+")
 
 
@@ -76,7 +77,10 @@ def parse_configuration(
     name: str,
     folder: Path | None = None,
 ) -> RunConfig:
-    """Overlay environment and `--set`, validate, and read the suite; relative paths start at `folder`, or here."""
+    """Overlay environment and `--set`, validate, read suite and module; relative paths start at `folder`, or here.
+
+    The module's files, unless a log names them, are given by this command: it may run them.
+    """
     layers = _Layers(document, overrides, environment, name)
     try:
         config = RunConfig.model_validate(layers.document)
@@ -86,17 +90,32 @@ def parse_configuration(
     except TaskError as error:
         where = layers.origins.get("evaluation.suite", f"{name}: evaluation")
         raise InvalidConfiguration(f"{where}: {error}") from error
-    exporters = config.exporters.based_at(folder or Path.cwd())
-    return config.model_copy(update={"evaluation": evaluation, "exporters": exporters})
+    read: dict[str, Any] = {"evaluation": evaluation, "exporters": config.exporters.based_at(folder or Path.cwd())}
+    if config.model.module and config.model.files is None:
+        from cairn.tasks.configuration.network_module import read_module  # takes time, and few runs have one
+
+        model, files = read_module(config.model, folder or Path.cwd())
+        read |= {"model": model, "code": config.code.with_files(files)}
+    return config.model_copy(update=read)
 
 
 def read_notify(environment: Mapping[str, str]) -> NotifyConfig:
     """Return `[notify]` as the environment alone sets it, for a process that trains no run of its own."""
-    layers = _Layers({}, (), environment, "environment")
+    return _read_alone("notify", NotifyConfig, environment)
+
+
+def allowed_code(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the digests of `[code]` as the environment alone allows them, for a command without a configuration."""
+    return _read_alone("code", CodeConfig, environment).allow
+
+
+def _read_alone(name: str, section: type[Alone], environment: Mapping[str, str]) -> Alone:
+    given = _Layers({}, (), environment, "environment").document.get(name, {})
     try:
-        return NotifyConfig.model_validate(layers.document.get("notify", {}))
+        return section.model_validate(given)
     except ValidationError as error:
-        raise layers.refusal(error) from error
+        texts = (f"environment: {rule.text}" for rule in broken_rules(error, given, name))
+        raise InvalidConfiguration("\n".join(texts)) from error
 
 
 def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> EvaluationConfig:
@@ -205,6 +224,8 @@ class _Layers:
             if not separator or not key:
                 raise InvalidConfiguration(f"--set {override!r}: must be section.key=value")
             self._put(key.split("."), value, origin=f"--set {override}")
+        if "model.module" in self.origins:  # another module than that of the files in a log
+            self.document["model"].pop("files", None)
         if "evaluation.suite" in self.origins:  # it replaces the document's suite
             for key in (*SUITE_KEYS, "command"):
                 if f"evaluation.{key}" not in self.origins:

@@ -1,12 +1,13 @@
 """The whole configuration of a run, and which part of it is frozen when the run is opened."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig
-from cairn.model.configuration.network import ModelConfig, Positive, Section
+from cairn.model.configuration.network import Digest, ModelConfig, Positive, Section
 from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.redaction import find_http_problem
@@ -18,7 +19,7 @@ FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 MACHINE_KEYS = (
     *("exporters.tensorboard", "exporters.wandb", "exporters.mlflow", "preemption.notice_file", "preemption.metadata"),
     *("notify.command", "notify.webhook", "notify.block"),
-    *("evaluation.suite", "evaluation.command", "machines.check"),
+    *("evaluation.suite", "evaluation.command", "machines.check", "code.allow", "code.files"),
 )
 """Folders, endpoints, files and commands, which only the machine that acts may name: none is taken from a log.
 
@@ -51,6 +52,22 @@ class ExportersConfig(Section, use_attribute_docstrings=True):
         named = {name: given for name in ("tensorboard", "wandb") if (given := getattr(self, name))}
         paths = {name: str(folder / expand_home(f"exporters.{name}", given)) for name, given in named.items()}
         return self.model_copy(update=paths)
+
+
+class CodeConfig(Section, use_attribute_docstrings=True):
+    """The networks of one's own (model.module) that this machine runs from a store: none is taken from a log."""
+
+    allow: Annotated[
+        tuple[Digest, ...],
+        BeforeValidator(lambda given: given.replace(",", " ").split() if isinstance(given, str) else given),
+    ] = ()
+    """sha256 of each file that it may run, beside those that this command was given as files"""
+    files: dict[str, bytes] = Field(default_factory=dict, json_schema_extra={"internal": True})
+    """those that this command was given, by name"""
+
+    def with_files(self, files: Mapping[str, bytes]) -> "CodeConfig":
+        """Return the same, with these files allowed too."""
+        return CodeConfig(allow=(*self.allow, *map(sha256, files.values())), files=dict(files))
 
 
 class SetConfig(Section, use_attribute_docstrings=True):
@@ -91,6 +108,7 @@ class RunConfig(Section, use_attribute_docstrings=True):
     cost: settings.CostConfig = settings.CostConfig()
     exporters: ExportersConfig = ExportersConfig()
     notify: settings.NotifyConfig = Field(default=settings.NotifyConfig(), exclude=True)
+    code: CodeConfig = Field(default=CodeConfig(), exclude=True)
     # A store can be moved, so its place is no part of the log.
     store: str = Field("", exclude=True)
     """folder or URL of the store, where neither --store nor CAIRN_STORE names one"""
@@ -111,6 +129,19 @@ class RunConfig(Section, use_attribute_docstrings=True):
             if stage.step >= self.training.steps:
                 problem = f"step {stage.step} is never reached, training.steps = {self.training.steps}"
                 raise ValueError(f"data.stages: {problem}; lower the step, or leave the stage out")
+        return self
+
+    @model_validator(mode="after")
+    def _module_is_trained_as_it_is(self) -> Self:
+        of_ours = {"kernels": "fused", "parallel": "fsdp", "optimizer": "muon"}
+        for key in ("init_from", "compile", "mask_documents", "z_loss", *of_ours) if self.model.module else ():
+            value = getattr(self.training, key)
+            if value and value == of_ours.get(key, value):
+                raise ValueError(f"training.{key} = {value!r} is only for the networks that Cairn has; leave it out")
+        if self.model.module and self.data.loss_on:
+            raise ValueError(
+                f"data.loss_on = {self.data.loss_on!r} is only for the networks that Cairn has; leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -22,8 +22,6 @@ METRIC = "val_loss"
 """The held-out loss in an evaluation's metrics, by which checkpoints are ranked, promoted and stopped."""
 SUITE_KEYS = ("name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed", "evaluators")
 """The keys of a suite: those that a suite file may hold."""
-
-
 Command = Annotated[
     tuple[str, ...],
     BeforeValidator(lambda command: tuple(shlex.split(command)) if isinstance(command, str) else command),
@@ -295,7 +293,7 @@ class PreemptionConfig(Section, use_attribute_docstrings=True):
 
     notice_file: str = ""
     """a file whose existence is the notice"""
-    metadata: Literal["", "aws", "gcp"] = ""
+    metadata: Literal["", "aws", "azure", "gcp"] = ""
     """cloud whose metadata service is asked"""
     signal: Literal["", "SIGUSR1", "SIGUSR2"] = ""
     """signal that the scheduler sends ahead, such as Slurm's --signal=USR1@60"""
@@ -304,7 +302,7 @@ class PreemptionConfig(Section, use_attribute_docstrings=True):
 
 
 class CostConfig(Section, use_attribute_docstrings=True):
-    """Price of the devices, for estimates in reports."""
+    """Price of the devices, for estimates in reports, and the most that a run may cost."""
 
     gpu_hour_price: NotNegativeNumber | None = None
     """price of one device for an hour; not set: no costs are shown"""
@@ -313,6 +311,8 @@ class CostConfig(Section, use_attribute_docstrings=True):
         Field(pattern=r"^[^\W\d_]{1,8}$|^[$€£¥]$", json_schema_extra={"rule": "up to 8 letters, or one of $ € £ ¥"}),
     ] = "USD"
     """currency of the price"""
+    limit: PositiveNumber | None = None
+    """device hours, or money where there is a price, above which no further segment is trained"""
 
 
 class NotifyConfig(Section, use_attribute_docstrings=True):

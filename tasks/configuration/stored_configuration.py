@@ -25,6 +25,8 @@ def parse_stored_configuration(document: Mapping[str, Any]) -> run_configuration
         first = next(key_reference.broken_rules(error, said))
         cause = "a newer cairn wrote the log, or it was changed" if first.unknown else "the log was changed"
         raise IntegrityError(f"the configuration in the run's log is invalid: {first.text}; {cause}") from error
+    if config.model.module and not config.model.files:  # a file of this machine is none that a log may name
+        raise IntegrityError("the configuration in the run's log names no files of model.module; the log was changed")
     evaluators = tuple(item.model_copy(update={"logged": True}) for item in config.evaluation.evaluators)
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"evaluators": evaluators})})
 

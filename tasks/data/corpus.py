@@ -121,10 +121,15 @@ def _source(data: DataConfig, file: TextFile, *, sha256: str, text_bytes: int) -
         border=border,
         text_bytes=text_bytes,
         placed=file.placed,
-        form="" if file.format in (TextFormat.TEXT, TextFormat.JSON_LINES, TextFormat.PARQUET) else str(file.format),
+        form=_form(data, file),
         places_of=partial(_describe_places, file),
         check=None if sha256 else partial(_check, data, file),
     )
+
+
+def _form(data: DataConfig, file: TextFile) -> str:
+    form = "" if file.format in (TextFormat.TEXT, TextFormat.JSON_LINES, TextFormat.PARQUET) else str(file.format)
+    return f"{form} conversations {codec.sha256(codec.encode(file.template))}".strip() if data.loss_on else form
 
 
 def _check(data: DataConfig, file: TextFile) -> Source:

@@ -8,13 +8,13 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import islice
 from typing import TypeAlias
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
 from cairn.storage.stores.codec import sha256
+from cairn.tasks.data.rejection import LEFT_OUT, RejectionKind
 from cairn.tasks.errors import InvalidConfiguration
 
 _REPORT_EVERY_PIECES = 1024
@@ -30,7 +30,8 @@ class Document:
     """One unit of text, wholly in train or wholly in val, followed by one end-of-text token if `ends`.
 
     `offset_bytes` is its start in the decompressed source, or the line or Parquet row it was cut from; hash and size
-    are of its UTF-8 text. `placed` is the split that its place gives it; None leaves that to its hash.
+    are of its UTF-8 text. `placed` is the split that its place gives it; None leaves that to its hash. The loss
+    of a conversation counts the characters of `answers`, of which one behind the text is its end-of-text token.
     """
 
     source: str
@@ -40,27 +41,13 @@ class Document:
     sha256: str
     placed: SplitName | None = None
     ends: bool = True
+    answers: tuple[tuple[int, int], ...] = ()
 
     def split(self, val_fraction: float) -> SplitName:
         """Return its split."""
         return self.placed or split_of(self.sha256, val_fraction)
 
 
-class RejectionKind(StrEnum):
-    """Why a document was rejected."""
-
-    NOT_UTF8 = "not-utf8"
-    NOT_JSON = "not-json"
-    MISSING_FIELD = "missing-field"
-    NOT_A_STRING = "not-a-string"
-    EMPTY = "empty"
-    EMPTY_FILE = "empty-file"
-    TOO_LONG = "too-long"
-    DUPLICATE = "duplicate"
-
-
-LEFT_OUT = frozenset({RejectionKind.DUPLICATE, RejectionKind.EMPTY_FILE})
-"""Left out without being a fault of the data."""
 DUPLICATE_DETAIL = "the same text as an earlier document, sha256 "
 Piece: TypeAlias = Document | RejectedRow
 
@@ -105,12 +92,24 @@ class Source:
 
 
 def make_document(
-    source: str, offset_bytes: int, content: bytes, *, placed: SplitName | None = None, ends: bool = True
+    source: str,
+    offset_bytes: int,
+    content: bytes,
+    *,
+    placed: SplitName | None = None,
+    ends: bool = True,
+    answers: tuple[tuple[int, int], ...] = (),
 ) -> Document:
     """Return the document with the UTF-8 text `content`; raises UnicodeDecodeError."""
-    text, size, digest = content.decode("utf-8"), len(content), sha256(content)
     return Document(
-        source=source, offset_bytes=offset_bytes, text=text, bytes=size, sha256=digest, placed=placed, ends=ends
+        source=source,
+        offset_bytes=offset_bytes,
+        text=content.decode("utf-8"),
+        bytes=len(content),
+        sha256=sha256(content),
+        placed=placed,
+        ends=ends,
+        answers=answers,
     )
 
 

@@ -20,7 +20,10 @@ import pyarrow as pa
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.parquet_process import COLUMNS, ROWS, most_bytes, read_parquet
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
-from cairn.tasks.data.document import InvalidCorpus, Piece, RejectionKind, is_expressible, make_document
+from cairn.tasks.data.chat_template import ChatTemplate
+from cairn.tasks.data.conversation import FIELDS, render_rows, row_of_json
+from cairn.tasks.data.document import InvalidCorpus, Piece, is_expressible, make_document
+from cairn.tasks.data.rejection import RejectionKind
 from cairn.tasks.data.text_format import BYTE_ORDER_MARK, TextFormat
 from cairn.tasks.data.text_pieces import CHUNK_BYTES, elements_of, lines_of, pieces_of, skip_mark
 from cairn.tasks.text.format import format_list
@@ -48,7 +51,8 @@ class TextFile:
     """A file of a source: `place` is its full path or URL, `bytes` its size, `unit` its kind of document.
 
     `name` is the same on every machine: the path from the folder that all files have in common, or the URL.
-    `is_matched` says that a glob found it; `placed` is the split of all its documents where the configuration says it.
+    `is_matched` says that a glob found it; `placed` is the split of all its documents where the configuration says it;
+    `template` renders its conversations.
     """
 
     source: str
@@ -62,6 +66,7 @@ class TextFile:
     group: str = ""
     is_matched: bool = False
     placed: SplitName | None = None
+    template: ChatTemplate | None = None
 
     def invalid(self, problem: str, rule: str) -> InvalidCorpus:
         """Return the error that names source, file, problem and rule."""
@@ -238,7 +243,18 @@ class _Reader:
                 begin = begin if content else offset
                 content += line
 
+    def conversations(self, rows: Iterable[tuple[int, bytes]]) -> Iterator[Piece]:
+        for row in render_rows(rows, self.file.template):
+            if row.kind:
+                yield self.rejected(row.offset_bytes, RejectionKind(row.kind), row.detail)
+                continue
+            content, placed = row.text.encode("utf-8"), self.file.placed
+            yield make_document(self.file.name, row.offset_bytes, content, placed=placed, answers=row.answers)
+
     def json_values(self, values: Iterable[tuple[int, bytes]]) -> Iterator[Piece]:
+        if self.data.loss_on:
+            yield from self.conversations((offset, line) for offset, line in values if line.strip())
+            return
         # A struct of one field: msgspec skips the others without making objects.
         field: Any = msgspec.defstruct("Line", [("text", Any, msgspec.UNSET)], rename={"text": self.data.text_field})
         for offset, line in values:
@@ -294,6 +310,13 @@ class _Reader:
             raise pa.ArrowInvalid("a quote is open to its end, so that the last row holds all that comes after it")
 
     def table(self, file: BinaryIO) -> Iterator[Piece]:
+        if self.data.loss_on:
+            batches = read_parquet(file, FIELDS)
+            schema = next(batches).schema
+            found = chain.from_iterable(batch.to_pylist() for batch in batches)
+            rows = enumerate(found if schema.names else repeat(dict[str, Any](), int(schema.metadata[ROWS])))
+            yield from self.conversations((row, row_of_json(values)) for row, values in rows)
+            return
         batches = read_parquet(file, [self.data.text_field])
         schema = next(batches).schema
         values: Iterable[object] = repeat(schema.types[0] if schema.names else None, int(schema.metadata[ROWS]))

@@ -22,12 +22,13 @@ from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
 from cairn.storage.stores import child_process, codec
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data import document, snapshot_lookup, snapshot_writer, text_ranges
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
 from cairn.tasks.data.encoding_process import EncodingProcess, return_freed_memory
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
+from cairn.tasks.data.rejection import LEFT_OUT
+from cairn.tasks.data.remote_files import local_file
 from cairn.tasks.data.snapshot_writer import FinishedParts, PartEncoder, count_batches
 from cairn.tasks.data.text_ranges import TextRange
 
@@ -80,7 +81,7 @@ def build_snapshot(
     build = _Build(data, base_dir, on_progress)
     recipe = snapshot_lookup.make_recipe(data, build.sources, build.tokenizer)
     if known := snapshot_lookup.find_by_recipe(store, recipe):
-        bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind not in document.LEFT_OUT}
+        bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind not in LEFT_OUT}
         documents = known.manifest.splits.train.documents + known.manifest.splits.val.documents
         where = ", ".join(f"{number} {kind}" for kind, number in bad.items())
         document.require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
@@ -109,7 +110,7 @@ def find_built(
 
 def count_unknown_bytes(sources: Sequence[Source], data: DataConfig, given: Tokenizer) -> int:
     """Tokenize all of the text and return the bytes that the tokenizer does not know; raises InvalidCorpus."""
-    encoder = PartEncoder(tokenizer=given, val_fraction=data.val_fraction)
+    encoder = PartEncoder(tokenizer=given, val_fraction=data.val_fraction, has_answers=bool(data.loss_on))
     pieces = document.read_corpus(sources, deduplicate=data.deduplicate)
     return _require_known(count_batches(encoder.encode(pieces)), data)
 
@@ -166,11 +167,11 @@ def repair_snapshot(
 
 def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     """Return a given tokenizer, or None for `bpe:<size>`; raises InvalidCorpus for an unusable one."""
-    spec, path = data.tokenizer, base_dir / expand_home("data.tokenizer", data.tokenizer)
-    size, smallest, tokenizer = data.bpe_vocab_size, SMALLEST_BPE_VOCABULARY, None
+    spec, size, smallest, tokenizer = data.tokenizer, data.bpe_vocab_size, SMALLEST_BPE_VOCABULARY, None
     if size is None:
         try:
-            tokenizer = Tokenizer.bytes() if spec == "bytes" else read_tokenizer(path, end_of_text=data.end_of_text)
+            path = None if spec == "bytes" else local_file("data.tokenizer", spec, base_dir)
+            tokenizer = read_tokenizer(path, end_of_text=data.end_of_text) if path else Tokenizer.bytes()
             tokenizer.require_ends_kept()
         except InvalidInput as error:
             problem = f"data.tokenizer = {spec!r}: {error}; rule: bytes, bpe:<size> or a tokenizer.json"
@@ -210,10 +211,15 @@ class _Build:
         ranges = text_ranges.find_ranges(store, self._data, self.sources, tokenizer)
         left_bytes = sum(source.bytes for one in ranges if one.parts is None for source in one.sources)
         try:
-            if not (tokenizer and (accelerate(tokenizer, self.sources, left_bytes) or left_bytes < self._stored_bytes)):
+            is_dear = bool(self._data.loss_on)  # conversations are rendered once, and encoded by the reference
+            if not tokenizer or not (
+                is_dear or accelerate(tokenizer, self.sources, left_bytes) or left_bytes < self._stored_bytes
+            ):
                 survey, tokenizer = self._survey(folder)
                 accelerate(tokenizer, self.sources, survey.text_bytes)
-            encoder = PartEncoder(tokenizer=tokenizer, val_fraction=self._data.val_fraction)
+            encoder = PartEncoder(
+                tokenizer=tokenizer, val_fraction=self._data.val_fraction, has_answers=bool(self._data.loss_on)
+            )
             batches = self._tokenize(folder, store, ranges, survey, encoder)
         finally:
             if tokenizer:

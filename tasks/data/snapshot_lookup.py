@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig, TrainedBefore
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data.sample_order import Component, SampleOrder, window_range
@@ -48,7 +50,17 @@ class SnapshotReference:
         """Lines on what was not done as the files ask."""
         added = f"index: {self.added_ends:,} documents ended without an end of text, which was added to each"
         said = describe_tokenizer(self.turned_off, self.unknown_bytes, self.text_bytes)
-        return said + (added,) * bool(self.added_ends)
+        return said + (added,) * bool(self.added_ends) + describe_answers(self.manifest)
+
+
+def describe_answers(manifest: SnapshotManifest) -> tuple[str, ...]:
+    """Return a line on how many tokens the loss counts, where it does not count all."""
+    if isinstance(found := manifest.answers, msgspec.UnsetType):
+        return ()
+    train, val = manifest.split("train").tokens, manifest.split("val").tokens
+    held_out = f"{found.val_tokens:,} of {val:,} held-out tokens ({found.val_tokens / val:.0%})"
+    shares = f"{found.train_tokens:,} of {train:,} train tokens ({found.train_tokens / train:.0%}), {held_out}"
+    return (f"answers: the loss counts their tokens alone, {shares}",)
 
 
 def describe_tokenizer(turned_off: Sequence[str], unknown_bytes: int, text_bytes: int) -> tuple[str, ...]:
@@ -167,8 +179,17 @@ def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size
     return tuple(components)
 
 
-def check_block_size(manifest: SnapshotManifest, block_size: int, data: DataConfig) -> None:
-    """Raise InvalidCorpus if a split or a weighted source has no whole window of block_size + 1 tokens."""
+def check_block_size(
+    manifest: SnapshotManifest, block_size: int, data: DataConfig, *, mask_documents: bool = False
+) -> None:
+    """Raise InvalidCorpus if a split or a weighted source has no whole window of block_size + 1 tokens.
+
+    And for `mask_documents` if end-of-text tokens stand within conversations too.
+    """
+    if mask_documents and not isinstance(manifest.answers, msgspec.UnsetType) and manifest.answers.inner_ends:
+        problem = f"{manifest.answers.inner_ends} end-of-text tokens stand within conversations"
+        rule = "the token ends conversations alone. Name another with data.end_of_text, or leave mask_documents out"
+        raise InvalidCorpus(f"training.mask_documents = true: {problem}; rule: {rule}")
     name = min(SPLITS, key=lambda split: manifest.split(split).tokens)
     tokens = manifest.split(name).tokens
     if block_size + 1 > tokens:

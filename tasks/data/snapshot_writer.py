@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,10 +21,10 @@ import pyarrow.compute as compute
 from numpy.typing import NDArray
 
 from cairn.model.data.tokenizer import Tokenizer
-from cairn.model.errors import InvalidInput
 from cairn.storage.snapshots import snapshot_manifest, token_shard
-from cairn.storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
+from cairn.storage.snapshots.data_snapshot import ANSWERS, DOCUMENTS, REJECTED, TOKENIZER
 from cairn.storage.stores import local_store, object_store
+from cairn.tasks.data.conversation import encode_documents
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, read_corpus
 
 _COLUMNS = [field.name for field in fields(snapshot_manifest.DocumentRow)]
@@ -115,10 +115,14 @@ def pieces_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartEncoder:
-    """Makes the record batches of parts: a document has token ids, a rejected one `kind` and `detail`."""
+    """Makes the record batches of parts: a document has token ids, a rejected one `kind` and `detail`.
+
+    Of conversations they also say of each token whether it is an answer's.
+    """
 
     tokenizer: Tokenizer
     val_fraction: float
+    has_answers: bool = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -126,7 +130,8 @@ class PartEncoder:
         others = {**dict.fromkeys(("offset_bytes", "bytes", "unknown"), pa.int64()), "ends": pa.bool_()}
         names = ("source", "offset_bytes", "bytes", "split", "sha256", "ends", "kind", "detail", "unknown")
         ids = pa.large_list(pa.from_numpy_dtype(token_shard.token_dtype(self.tokenizer.vocab_size)))
-        return pa.schema([*((name, others.get(name, pa.string())) for name in names), ("ids", ids)])
+        answers = [("answers", pa.large_list(pa.bool_()))] * self.has_answers
+        return pa.schema([*((name, others.get(name, pa.string())) for name in names), ("ids", ids), *answers])
 
     def encode(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         """Yield the pieces in order with their tokens; end-of-text follows each document that ends."""
@@ -135,32 +140,25 @@ class PartEncoder:
 
     def _encode_batch(self, pieces: list[Piece]) -> pa.RecordBatch:
         documents, schema = [piece for piece in pieces if isinstance(piece, Document)], self.schema
-        ids, lengths = self._encode_texts(documents)
+        ids, lengths, answers = encode_documents(self.tokenizer, documents, has_answers=self.has_answers)
         is_kept = np.array([isinstance(piece, Document) for piece in pieces], dtype=bool)
         unknown, counts = np.zeros(len(pieces), dtype=np.int64), np.zeros(len(pieces), dtype=np.int64)
         unknown[is_kept] = self.tokenizer.count_unknown([document.text for document in documents], ids, lengths)
-        ends = np.array([document.ends for document in documents], dtype=bool)
-        # After the last document too, so that no window joins two texts without a mark.
-        ids = np.insert(ids, np.cumsum(lengths)[ends], self.tokenizer.end_of_text_id)
+        # After the last document too, so that no window joins two texts without a mark; a template may have written it.
+        ends, places = np.array([document.ends for document in documents], dtype=bool), np.cumsum(lengths)
+        if self.has_answers:
+            ends[lengths > 0] &= ids[places[lengths > 0] - 1] != self.tokenizer.end_of_text_id
+        is_answer = np.array([any(stop > len(one.text) for _, stop in one.answers) for one in documents], dtype=bool)
+        answers = np.insert(answers, places[ends], is_answer[ends])
+        ids = np.insert(ids, places[ends], self.tokenizer.end_of_text_id)
         counts[is_kept] = lengths + ends
         columns = [*zip(*map(self._row, pieces), strict=True), unknown]
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=False)]
         offsets = pa.array(np.concatenate(([0], np.cumsum(counts))))
         values = ids.astype(schema.field("ids").type.value_type.to_pandas_dtype(), copy=False)
-        return pa.record_batch([*arrays, pa.LargeListArray.from_arrays(offsets, pa.array(values))], schema=schema)
-
-    def _encode_texts(self, documents: Sequence[Document]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        try:
-            return self.tokenizer.encode_flat([document.text for document in documents])
-        except InvalidInput:
-            for document in documents:
-                try:
-                    self.tokenizer.encode_flat([document.text])
-                except InvalidInput as error:
-                    where = f"{document.source}, offset {document.offset_bytes}"
-                    rule = "text that it knows. Take another data.tokenizer, or leave the text out"
-                    raise InvalidCorpus(f"data.sources: {where}: {error}; rule: {rule}") from error
-            raise
+        lists = (pa.LargeListArray.from_arrays(offsets, pa.array(one)) for one in (values, answers))
+        arrays += islice(lists, 1 + self.has_answers)
+        return pa.record_batch(arrays, schema=schema)
 
     def _row(self, piece: Piece) -> tuple[str, int, int, str | None, str | None, bool, str | None, str | None]:
         if isinstance(piece, snapshot_manifest.RejectedRow):
@@ -207,6 +205,8 @@ class SnapshotWriter:
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         self._folder, self._tokenizer = folder, tokenizer
+        self._shards, self._masks = dict[str, token_shard.ShardWriter](), dict[str, token_shard.ShardWriter]()
+        self._answers, self.inner_ends = Counter[str](), 0
         self._stack = ExitStack()
         self._rejects: snapshot_manifest.RowWriter | None = None
         self._rejected = Counter[str]()
@@ -217,8 +217,11 @@ class SnapshotWriter:
         self._index = self._stack.enter_context(snapshot_manifest.DocumentIndexWriter(self._folder / DOCUMENTS))
         schema = token_shard.ShardSchema(tokenizer_sha256=self._tokenizer.sha256, vocab_size=self._tokenizer.vocab_size)
         shard_tokens = token_shard.DEFAULT_SHARD_TOKENS
-        open_shard = partial(token_shard.ShardWriter, self._folder, schema=schema, shard_tokens=shard_tokens)
-        self._shards = {split: self._stack.enter_context(open_shard(split)) for split in snapshot_manifest.SPLITS}
+        open_shard = partial(token_shard.ShardWriter, self._folder, shard_tokens=shard_tokens)
+        for split in snapshot_manifest.SPLITS:
+            self._shards[split] = self._stack.enter_context(open_shard(split, schema=schema))
+            mask = open_shard(f"{ANSWERS}{split}", schema=replace(schema, is_mask=True))
+            self._masks[split] = self._stack.enter_context(mask)  # writes no file without answers
         return self
 
     def __exit__(self, *raised: Any) -> None:
@@ -227,6 +230,11 @@ class SnapshotWriter:
     def add_tokens(self, split: snapshot_manifest.SplitName, tokens: NDArray[Any]) -> None:
         """Append tokens (N,) to a split; raises StorageError for an id outside the vocabulary."""
         self._shards[split].append(tokens)
+
+    def add_answers(self, split: snapshot_manifest.SplitName, is_answer: NDArray[np.bool_]) -> None:
+        """Append to a split which of its tokens (N,) are an answer's."""
+        self._masks[split].append(is_answer)
+        self._answers[split] += int(is_answer.sum())
 
     def add_documents(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Append documents to the index, each as the values of a DocumentRow; their tokens are added separately."""
@@ -266,17 +274,32 @@ class SnapshotWriter:
                 snapshot_manifest.RejectedCount(kind=kind, documents=n) for kind, n in sorted(self._rejected.items())
             ),
             groups=groups or msgspec.UNSET,
+            answers=self._counted() if self._answers else msgspec.UNSET,
         )
 
+    def _counted(self) -> snapshot_manifest.SnapshotAnswers:
+        train, val = (self._answers[split] for split in snapshot_manifest.SPLITS)
+        if not (train and val):
+            raise InvalidCorpus(
+                "data.loss_on: no token of a split is an answer's; rule: answers in train and val have text"
+            )
+        return snapshot_manifest.SnapshotAnswers(train_tokens=train, val_tokens=val, inner_ends=self.inner_ends)
 
-def _require_one_end_each(batch: pa.RecordBatch, end_of_text_id: int) -> None:
-    """Raise InvalidCorpus unless the documents that end, and nothing else, have an end mark, as their last token."""
+
+def _count_inner_ends(batch: pa.RecordBatch, end_of_text_id: int) -> int:
+    """Return the end marks within conversations; InvalidCorpus for others, and for a document that ends without one."""
     ids, ends = batch.column("ids"), batch.column("ends").to_numpy(zero_copy_only=False)
-    marks = np.flatnonzero(ids.values.to_numpy() == end_of_text_id)
-    if not np.array_equal(marks, ids.offsets.to_numpy()[1:][ends] - 1):
+    marks, last = np.flatnonzero(ids.values.to_numpy() == end_of_text_id), ids.offsets.to_numpy()[1:][ends] - 1
+    inner, has_answers = len(marks) - len(last), "answers" in batch.schema.names
+    if has_answers and not batch.column("answers").offsets.equals(ids.offsets):
+        raise InvalidCorpus(
+            f"data.sources: {batch.column('source')[0]}: a part has other answers than tokens; delete it"
+        )
+    if not np.isin(last, marks).all() or (inner and not has_answers):
         where, problem = batch.column("source")[0], f"{len(marks)} end marks for {ends.sum()} documents"
         rule = "one each, at its end. Take another data.tokenizer"
         raise InvalidCorpus(f"data.sources: {where}: {problem}; rule: {rule}")
+    return inner
 
 
 def assemble(
@@ -289,10 +312,13 @@ def assemble(
         for batch in batches:
             ids = batch.column("ids")
             counts = np.diff(ids.offsets.to_numpy())
-            _require_one_end_each(batch, encoder.tokenizer.end_of_text_id)
+            writer.inner_ends += _count_inner_ends(batch, encoder.tokenizer.end_of_text_id)
             splits = batch.column("split").to_numpy(zero_copy_only=False)
             for split in snapshot_manifest.SPLITS:
-                writer.add_tokens(split, ids.values.to_numpy()[np.repeat(splits == split, counts)])
+                chosen = np.repeat(splits == split, counts)
+                writer.add_tokens(split, ids.values.to_numpy()[chosen])
+                if encoder.has_answers:
+                    writer.add_answers(split, batch.column("answers").values.to_numpy(zero_copy_only=False)[chosen])
             is_kept = batch.column("kind").is_null()
             writer.add_rejected(_rows(batch.select(_REJECTED_COLUMNS).filter(compute.invert(is_kept))))
             rows = _rows(batch.append_column("tokens", pa.array(counts)).select(_COLUMNS).filter(is_kept))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as compute
@@ -22,7 +23,8 @@ from cairn.storage.errors import IntegrityError
 from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.stores import object_store
 from cairn.tasks.data import snapshot_writer
-from cairn.tasks.data.document import DUPLICATE_DETAIL, RejectionKind, Source, short_hash
+from cairn.tasks.data.document import DUPLICATE_DETAIL, Source, short_hash
+from cairn.tasks.data.rejection import RejectionKind
 from cairn.tasks.data.snapshot_lookup import make_recipe, recipe_id
 
 _LEAST_RANGES = 64
@@ -90,11 +92,13 @@ def fetch_range(store: object_store.ObjectStore, one: TextRange, folder: Path, s
 def without_duplicates(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of ranges with each document rejected that has the text of an earlier one."""
     first, numbers, kind = dict[bytes, int](), count(), str(RejectionKind.DUPLICATE)
-    values = {"bytes": 0, "unknown": 0, "ends": False, "split": None, "sha256": None, "kind": kind, "ids": list[int]()}
+    values: dict[str, Any] = {"bytes": 0, "unknown": 0, "ends": False, "split": None, "sha256": None, "kind": kind}
+    values |= {"ids": [], "answers": []}
     for batch in batches:
         digests = zip(batch.column("sha256").to_pylist(), numbers, strict=False)
         is_kept = pa.array([not one or first.setdefault(short_hash(one), number) == number for one, number in digests])
-        others = {name: pa.scalar(value, batch.schema.field(name).type) for name, value in values.items()}
+        found = values.keys() & {*batch.schema.names}
+        others = {name: pa.scalar(values[name], batch.schema.field(name).type) for name in found}
         others["detail"] = compute.binary_join_element_wise(DUPLICATE_DETAIL, batch.column("sha256"), "")
         columns = {name: batch.column(name) for name in batch.schema.names}
         columns |= {name: compute.if_else(is_kept, columns[name], other) for name, other in others.items()}

@@ -78,6 +78,9 @@ def import_tokens(
 
 def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: TokenFileFormat) -> tuple[TokenFile, ...]:
     """Verify both splits, write them into `folder` and return the files; raises InvalidCorpus or StorageError."""
+    if snapshot.answers("train"):
+        rule = "token files say of no token whether the loss counts it. Give the other trainer the conversations"
+        raise InvalidCorpus(f"{snapshot.snapshot_id[:12]}: holds conversations, of which answers count; rule: {rule}")
     shards = {split: [shard.tokens() for shard in snapshot.shards(split)] for split in SPLITS}
     folder.mkdir(parents=True, exist_ok=True)
     written = (

@@ -6,7 +6,7 @@ Source: the layout of `PreTrainedModel.save_pretrained` and `PreTrainedTokenizer
 import json
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from cairn.model.architectures import adapters, gpt, hugging_face, published_config
+from cairn.model.architectures import adapters, gpt, hugging_face, own_network, published_config
 from cairn.model.configuration.adapters import LoraConfig, adapter_table
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.tokenizer import Tokenizer
@@ -27,6 +27,7 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.network_module import read_files
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
 from cairn.tasks.errors import TaskError
 from cairn.tasks.trainer import initial_weights, tensor_exchange, weights_source
@@ -37,9 +38,13 @@ from cairn.tasks.trainer.training_setup import load_initial_weights
 class CheckpointModel:
     """A network in evaluation mode with the data snapshot and tokenizer it was trained on."""
 
-    network: gpt.GPT
+    network: own_network.Network
     tokenizer: Tokenizer
     snapshot: OpenSnapshot
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Encode a prompt as the text was that the network has learned: of conversations with special tokens in it."""
+        return self.tokenizer.encode_prompt(prompt, spelled=bool(self.snapshot.val_answers))
 
 
 def open_model(
@@ -51,22 +56,31 @@ def open_model(
     cache_dir: Path,
     device: torch.device,
     mask_documents: bool = False,
+    allowed_code: Sequence[str] = (),
 ) -> CheckpointModel:
-    """Load the weights on `device`, with `mask_documents` as in training; raises `IntegrityError` if a byte differs."""
+    """Load the weights on `device`, with `mask_documents` as in training; raises `IntegrityError` if a byte differs.
+
+    A module is made by its stored files if they are among the `allowed_code`; `InvalidConfiguration` if not.
+    """
+    network: own_network.Network
+    files = read_files(store, model, allowed_code)
     snapshot = open_snapshot(store, snapshot_id, cache_dir)
-    with torch.device("meta"):
-        network = gpt.GPT(model, snapshot.manifest.vocab_size)
-    network.to_empty(device=device)
+    if model.module:
+        network = own_network.make_network(files, model, snapshot.manifest.vocab_size).to(device)
+    else:
+        with torch.device("meta"):
+            network = gpt.GPT(model, snapshot.manifest.vocab_size)
+        network.to_empty(device=device)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
     load_network(network, store, reference)
     tokenizer = parse_tokenizer(snapshot.tokenizer_json, snapshot.manifest.end_of_text_id)
     return CheckpointModel(network=network.eval(), tokenizer=tokenizer, snapshot=snapshot)
 
 
-def load_network(network: gpt.GPT, store: ObjectStore, reference: CheckpointReference) -> None:
+def load_network(network: own_network.Network, store: ObjectStore, reference: CheckpointReference) -> None:
     """Load the verified weights of a checkpoint, adapters added to those they were trained beside; IntegrityError."""
     trained, trainer = read_trained(store, reference)
-    if adapters.BASE not in trainer:
+    if adapters.BASE not in trainer or not isinstance(network, gpt.GPT):
         load_weights(network, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in trained.items()})
         return
     try:
@@ -93,8 +107,14 @@ def write_model_directory(
     """
     network, texts = opened.network, _documents(opened, source)
     weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in network.named_parameters()}
-    renamed = hugging_face.to_hugging_face(weights, network.config, network.vocab_size)
-    _write_directory(folder, {**texts, "README.md": card}, initial_weights.WEIGHTS, renamed)
+    code: Mapping[str, bytes] = {}
+    if isinstance(network, own_network.OwnNetwork):
+        kept, code = network.module.state_dict(), network.files
+        weights |= {name: one.cpu().numpy() for name, one in network.module.named_buffers() if name in kept}
+    else:
+        weights = hugging_face.to_hugging_face(weights, network.config, network.vocab_size)
+    documents = {name: text.encode() for name, text in {**texts, "README.md": card}.items()}
+    _write_directory(folder, {**documents, **code}, initial_weights.WEIGHTS, weights)
 
 
 def write_adapter_directory(
@@ -123,18 +143,18 @@ def write_adapter_directory(
         "target_modules": leaves if is_whole else [row.theirs for row in rows],
         "inference_mode": True,
     }
-    texts = {"adapter_config.json": encode(document).decode(), "README.md": card}
+    texts = {"adapter_config.json": encode(document), "README.md": card.encode()}
     _write_directory(folder, texts, "adapter_model.safetensors", arrays)
 
 
-def _write_directory(folder: Path, texts: Mapping[str, str], name: str, arrays: hugging_face.Arrays) -> None:
+def _write_directory(folder: Path, files: Mapping[str, bytes], name: str, arrays: hugging_face.Arrays) -> None:
     require_empty(folder)
     target = folder.resolve()
     staging = target.parent / f".{target.name}-{uuid.uuid4().hex}"
     try:
         staging.mkdir(parents=True)
-        for document, content in texts.items():
-            (staging / document).write_text(content, encoding="utf-8", newline="")
+        for document, content in files.items():
+            (staging / document).write_bytes(content)
         save_file(dict(arrays), staging / name, {"format": "pt"})
         staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
     except OSError as error:

@@ -86,6 +86,7 @@ class EvaluationPlan:
     faults: str = ""
     mask_documents: bool = False
     arithmetic: training.Arithmetic = "native"
+    allowed_code: tuple[str, ...] = ()
     following: tuple["EvaluationPlan", ...] = ()
 
     @property

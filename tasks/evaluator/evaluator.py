@@ -62,6 +62,7 @@ def _open(spec: EvaluationSpec, device: str) -> checkpoint_model.CheckpointModel
         cache_dir=spec.plan.cache_dir,
         device=resolve_device(device),
         mask_documents=spec.plan.mask_documents,
+        allowed_code=spec.plan.allowed_code,
     )
 
 
@@ -72,7 +73,8 @@ def measure_held_out(
 
     `note` gets the share of the windows that are measured.
     """
-    windows = TokenWindows(opened.snapshot.val, opened.network.config.block_size, opened.snapshot.manifest.vocab_size)
+    sizes = opened.network.config.block_size, opened.snapshot.manifest.vocab_size
+    windows = TokenWindows(opened.snapshot.val, *sizes, opened.snapshot.val_answers)
     asked = {METRIC: (range(windows.window_count), suite.batches * suite.batch_size)}
     groups, start = [group for group in opened.snapshot.manifest.known_groups if group.val_tokens], 0
     for group in groups:  # those with a whole window; together they cost what the suite costs
@@ -87,7 +89,12 @@ def measure_held_out(
     for name, (among, _) in asked.items():
         told = partial(_note_windows, note, sum(map(len, losses.values())), total)
         losses[name] = window_losses(opened.network, windows, count=counts[name], among=among, note=told)
-    metrics = describe_losses(losses[METRIC], bytes_per_token=opened.snapshot.manifest.bytes_per_token("val"))
+    manifest = opened.snapshot.manifest
+    if isinstance(manifest.answers, msgspec.UnsetType):
+        metrics = describe_losses(losses[METRIC], bytes_per_token=manifest.bytes_per_token("val"))
+    else:  # whose bytes alone are not known
+        counted = manifest.answers.val_tokens / manifest.split("val").tokens
+        metrics = describe_losses(losses[METRIC], bytes_per_token=None) | {"share_of_answers": counted}
     means = {name: math.fsum(of) / len(of) for name, of in losses.items()}
     return EvaluationResult(
         metrics=metrics | means,
@@ -260,7 +267,7 @@ def _print_share(out: IO[bytes], share: float) -> None:
 
 
 def _sample(opened: checkpoint_model.CheckpointModel, suite: Suite, prompt: str) -> str:
-    ids, length, seed = opened.tokenizer.encode_prompt(prompt), suite.sample_tokens, suite.sample_seed
+    ids, length, seed = opened.prompt_ids(prompt), suite.sample_tokens, suite.sample_seed
     return prompt + sample_text(opened.network, ids, opened.tokenizer.decode, new_tokens=length, seed=seed)
 
 

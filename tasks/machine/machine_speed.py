@@ -144,11 +144,11 @@ def _measure() -> MachineSpeed:
     return decode(run_child(__spec__.name), MachineSpeed, where="the measurement of this machine")
 
 
-def run_child(module: str, *arguments: str) -> bytes:
-    """Return what a module of this room prints as a child; raises OSError or SubprocessError."""
+def run_child(module: str, *arguments: str, given: bytes = b"", limit_seconds: float = _TIMEOUT_SECONDS) -> bytes:
+    """Return what a module prints as a child that reads what is given; raises OSError or SubprocessError."""
     command, variables = child_command(module, *arguments), child_environment(os.environ)
     return subprocess.run(
-        command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT_SECONDS
+        command, env=variables, input=given, capture_output=True, check=True, timeout=limit_seconds
     ).stdout
 
 

@@ -64,7 +64,7 @@ def most_workers(
     training: TrainingConfig, model: ModelConfig, sizes: AttemptSizes, *, processes: int, cores: int
 ) -> int:
     """Return how many micro-batches a process may compute at once; one on a device, and where numbers are drawn."""
-    one_generator = model.dropout or training.precision == "fp16"  # or one scaler
+    one_generator = model.draws_numbers or training.precision == "fp16"  # or one scaler
     one_network = training.compile or (training.parallel == "fsdp" and processes > 1)
     if training.device not in ("auto", "cpu") or one_generator or one_network:
         return 1

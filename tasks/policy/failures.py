@@ -145,7 +145,7 @@ _KUBERNETES = {
     **dict.fromkeys(("Evicted", "Preempting", "NodeShutdown", "DeadlineExceeded"), TerminationReason.PREEMPTED),
     # Of the pod's condition DisruptionTarget.
     **dict.fromkeys(("PreemptionByScheduler", "DeletionByTaintManager"), TerminationReason.PREEMPTED),
-    **dict.fromkeys(("EvictionByEvictionAPI", "TerminationByKubelet"), TerminationReason.PREEMPTED),
+    **dict.fromkeys(("EvictionByEvictionAPI", "TerminationByKubelet", "DeletionByPodGC"), TerminationReason.PREEMPTED),
 }
 _BY_EXIT = {
     ExitCode.PREEMPTED: (TerminationReason.PREEMPTED, "the trainer exited with the exit code of a preemption"),

@@ -124,7 +124,7 @@ TERMINATIONS: Mapping[str, Termination] = {
         outcome=FlowOutcome.FENCED, summary="gave way {at} to a newer attempt that had taken over the run"
     ),
     TerminationReason.CANCELLED: Termination(outcome=FlowOutcome.INTERRUPTED, summary="was cancelled by a person {at}"),
-    TerminationReason.PAUSED: Termination(outcome=FlowOutcome.COMPLETED, summary="was paused {at} by its set of runs"),
+    TerminationReason.PAUSED: Termination(outcome=FlowOutcome.COMPLETED, summary="was paused {at} by a limit"),
     TerminationReason.ERROR: Termination(
         outcome=FlowOutcome.ERROR,
         summary="failed {at} with an error that a retry would not fix",

@@ -10,6 +10,9 @@ A trace file is TOML or JSON with these keys and no others:
     [per_device_day]                          # reason = failures of one device in one day, aftershocks included
     preempted = 2e-4
     lost = 5e-4
+    [offers.spot]                             # optional: machines to choose from, each with the keys above and a price
+    price_per_device_hour = 1.2
+    per_device_day = { preempted = 0.3 }
 
 The built-in trace is table 5 of "The Llama 3 Herd of Models" (Meta, 2024, arXiv:2407.21783): 419 unexpected
 interruptions of 16,384 GPUs in 54 days. The mapping of its causes to reasons is ours: unplanned host maintenance is
@@ -84,7 +87,8 @@ class Aftershocks:
 class FailureTrace:
     """Recorded failures in order, then drawn ones by their rates: failures per device and day, by reason.
 
-    `replacement_seconds` is the mean wait for another machine after a failure that took one.
+    `replacement_seconds` is the mean wait for another machine after a failure that took one. `offers` are machines to
+    choose from, each with failures and a price of its own.
     """
 
     source: str = ""
@@ -92,6 +96,9 @@ class FailureTrace:
     recorded: tuple[TraceFailure, ...] = ()
     replacement_seconds: NotNegative = 0.0
     aftershocks: Aftershocks = Aftershocks()
+    price_per_device_hour: NotNegative | None = None
+    currency: str = "USD"
+    offers: dict[str, "FailureTrace"] = Field(default_factory=dict)
 
     def failures(self, generator: random.Random) -> Iterator[TraceFailure]:
         """Yield the failure of each attempt; ends only if the rates are zero."""

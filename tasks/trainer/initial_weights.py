@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,11 @@ from cairn.storage.stores.object_store import ObjectStore, check_object, read_ve
 from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
+from cairn.tasks.data.remote_files import copy_files
 from cairn.tasks.text.format import one_line
 from cairn.tasks.trainer.weights_source import (
+    CARD,
+    CARRIED,
     CONFIG,
     KEPT,
     TOKENIZER,
@@ -48,17 +52,27 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 @dataclass(frozen=True, slots=True)
 class InitialDirectory:
-    """A directory with weights, as `training.init_from` names it; a relative path starts at `base_dir`."""
+    """A directory with weights, as `training.init_from` names it, or a URL; a relative path starts at `base_dir`."""
 
     named: str
     base_dir: Path
 
     @property
+    def is_remote(self) -> bool:
+        """Whether it is a URL."""
+        return "://" in self.named
+
+    @property
     def folder(self) -> Path:
-        """The directory's path; raises InvalidInput for a URL."""
-        if "://" in self.named:
-            raise InvalidInput("a URL; rule: a folder of this machine; download it first")
+        """The directory's path, of a URL that of copies of all but its weights; raises InvalidInput."""
+        if self.is_remote:
+            return _copy_documents(self.named.rstrip("/"))
         return self.base_dir / expand_home("training.init_from", self.named)
+
+
+@cache
+def _copy_documents(url: str) -> Path:
+    return copy_files(url, (*CARRIED, TOKENIZER, INDEX, CARD))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +102,7 @@ def check_directory(directory: InitialDirectory, model: ModelConfig, vocab_size:
     with _naming(directory):
         found = _config(directory.folder)
         published_config.check_settings(found, model)
-        _weight_files(directory.folder)
+        _weight_files(directory)
         if found.vocab_size != vocab_size and not vocab_size == _own_ids(directory.folder) < found.vocab_size:
             problem = f"the tokenizer has {vocab_size} ids, the weights have {found.vocab_size}"
             raise _other_vocabulary(directory, problem)
@@ -103,9 +117,14 @@ def keep_initial_weights(
         has_tokenizer = _check_tokenizer(directory, tokenizer_json)
         most_bytes = _BYTES_PER_PARAMETER * count_parameters(model, vocab_size) + _MOST_OTHER_BYTES
         arrays, digests = dict[str, NDArray[Any]](), dict[str, str]()
-        for path in _weight_files(directory.folder):
+        for path in _weight_files(directory):
+            if directory.is_remote:
+                copy_files(directory.named.rstrip("/"), [path.name], most_bytes)
             digests[path.name] = _read_arrays(path, most_bytes, into=arrays)
-        source = describe_source(directory.folder, digests, has_tokenizer=has_tokenizer)
+            if directory.is_remote:
+                path.unlink()
+        url = directory.named.rstrip("/") if directory.is_remote else ""
+        source = describe_source(directory.folder, digests, has_tokenizer=has_tokenizer, url=url)
         content = save(from_hugging_face(arrays, model, vocab_size), {"format": "pt"})
         kept = KeptWeights(weights_sha256=hashlib.sha256(content).hexdigest(), source_sha256=keep_source(store, source))
     with suppress(IntegrityError):  # missing or damaged
@@ -132,8 +151,9 @@ def _config(folder: Path) -> published_config.HuggingFaceConfig:
         raise InvalidInput(f"{CONFIG} cannot be read: {error.strerror}; {rule}") from error
 
 
-def _weight_files(folder: Path) -> tuple[Path, ...]:
-    if (folder / WEIGHTS).exists():
+def _weight_files(directory: InitialDirectory) -> tuple[Path, ...]:
+    folder, is_remote = directory.folder, directory.is_remote
+    if (folder / WEIGHTS).exists() or (is_remote and not (folder / INDEX).exists()):
         return (folder / WEIGHTS,)
     if not (folder / INDEX).exists():
         if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
@@ -148,7 +168,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise InvalidInput(f"{INDEX} names {name!r}; rule: plain names of .safetensors files")
-        if not (folder / name).exists():
+        if not is_remote and not (folder / name).exists():
             raise InvalidInput(f"{name} is missing, which {INDEX} names; complete the directory")
     if not names:
         raise InvalidInput(f"{INDEX} names no file; complete the directory")

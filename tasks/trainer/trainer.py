@@ -11,10 +11,13 @@ import signal
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from shutil import disk_usage
 from typing import NoReturn
 
+import psutil
 import torch
 
 from cairn.model.data.sample_order import SampleOrder
@@ -31,11 +34,14 @@ from cairn.storage.logs import log_entry, run_log, step_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.injected_faults import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
+from cairn.tasks.configuration.network_module import module_versions
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.machine.arithmetic import arithmetic_of
 from cairn.tasks.trainer import staging, staging_buffer, tensor_exchange, trainer_group, training_setup
 from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
 from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil
+
+_MEASURE_SECONDS = 1.0
 
 
 class StepReporter:
@@ -47,6 +53,7 @@ class StepReporter:
         self._step_tokens = spec.training.global_batch * spec.model.block_size
         self._log = step_log.StepLog(store, run_prefix, spec.attempt, spec.claim_id, spool_dir=spec.work_dir)
         self._started, self._tokens, self.learning_rate = time.monotonic(), 0, 0.0
+        self._measure_at = 0.0
 
     def report(self, result: StepResult) -> None:
         """Count a step; store and send its record."""
@@ -54,6 +61,7 @@ class StepReporter:
         self._tokens += self._step_tokens
         if self._ranks.is_first:
             fields = asdict(result) | {"grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None}
+            fields |= self._measure_machine()
             record = step_log.StepRecord(
                 **fields, attempt=self._attempt, at=log_entry.utc_now(), world_size=self._ranks.size
             )
@@ -70,6 +78,14 @@ class StepReporter:
         """Upload the records, if the store is not a local folder."""
         if self._ranks.is_first:
             self._log.publish()
+
+    def _measure_machine(self) -> dict[str, int]:
+        with suppress(OSError):
+            if time.monotonic() >= self._measure_at:  # a disk may be far away
+                self._measure_at = time.monotonic() + _MEASURE_SECONDS
+                free = disk_usage(self._log.path.parent).free
+                return {"rss_bytes": psutil.Process().memory_info().rss, "disk_free_bytes": free}
+        return {}
 
     def _gpu_seconds(self) -> float:
         return (time.monotonic() - self._started) * self._devices
@@ -116,7 +132,7 @@ class Trainer:
         self._reporter = StepReporter(spec, self._store, prefix, channel, place.ranks)
         self._load = training_setup.CheckpointLoad(self._store, spec.resume)
         self._data = training_setup.open_training_data(self._store, spec, place)
-        self._state = training_setup.fresh_state(spec, self._data, place)
+        self._state = training_setup.fresh_state(self._store, spec, self._data, place)
         self._faults = FaultPlan(self._store, prefix, spec.faults, attempt=spec.attempt)
         self._spikes = SpikeCheck(spec.divergence, self._data.inputs.order)
         shared, buffer = None, staging_buffer.StagingBuffer(place.device)
@@ -170,6 +186,7 @@ class Trainer:
         tensors = self._staging.copy(self._state.live_tensors())
         step, cursor, rate = self._state.step, self._state.cursor, self._reporter.learning_rate
         versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+        versions |= module_versions(self._spec.model)
         small = tuple(map(small_tensor, tensor_exchange.to_group("trainer", tensors).records))
         document = TrainerDocument(
             version=1, step=step, cursor=cursor, learning_rate=rate, versions=versions, tensors=small

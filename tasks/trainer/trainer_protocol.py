@@ -30,6 +30,7 @@ class TrainerSpec(BaseModel):
     snapshot_id: str
     data: DataConfig
     model: ModelConfig
+    allowed_code: tuple[str, ...] = ()
     training: TrainingConfig
     micro_batch: int
     activation_checkpointing: bool

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from cairn.model.architectures import adapters
-from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.own_network import Network
 from cairn.model.data import batch_loader, token_windows
 from cairn.model.errors import InvalidInput
 from cairn.model.training.parallel import Workers
@@ -19,6 +19,7 @@ from cairn.storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.network_module import read_files
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup
 from cairn.tasks.trainer import initial_weights, staging, tensor_exchange, trainer_protocol
 from cairn.tasks.trainer.trainer_channel import Place
@@ -43,7 +44,7 @@ class TrainingData:
         position = int(windows.first_tokens(self.inputs.order.windows_of(step))[0])
         shards = token_shard.flip_token(self.snapshot.train, position, folder)
         assert loader is not None
-        loader.windows = token_windows.TokenWindows(shards, windows.block_size, windows.vocab_size)
+        loader.windows = windows.over(shards)
         loader.forget()  # it may have read the batch before the flip
         return replace(self, inputs=replace(self.inputs, windows=loader.windows))
 
@@ -54,9 +55,10 @@ def open_training_data(store: ObjectStore, spec: trainer_protocol.TrainerSpec, p
         snapshot = data_snapshot.open_snapshot(store, spec.snapshot_id, spec.cache_dir)
     except (ObjectMissing, IntegrityError) as error:  # of data, which has a remedy of its own
         raise SnapshotDamaged(str(error)) from error
-    token_shard.prefetch_shards(snapshot.train, threads=_DOWNLOADS)
+    token_shard.prefetch_shards((*snapshot.train, *snapshot.train_answers), threads=_DOWNLOADS)
     manifest, training = snapshot.manifest, spec.training
-    windows = token_windows.TokenWindows(snapshot.train, spec.model.block_size, manifest.vocab_size)
+    sizes = spec.model.block_size, manifest.vocab_size
+    windows = token_windows.TokenWindows(snapshot.train, *sizes, snapshot.train_answers)
     order = snapshot_lookup.order_samples(
         manifest, spec.data, training, spec.model.block_size, quarantined=spec.quarantined, before=spec.before
     )
@@ -67,9 +69,9 @@ def open_training_data(store: ObjectStore, spec: trainer_protocol.TrainerSpec, p
     if training.probe_every_steps and (place.ranks.is_first or place.ranks.is_sharded):
         tokenizer = foreign_tokenizer.parse_tokenizer(snapshot.tokenizer_json, manifest.end_of_text_id)
         probe = Probe(
-            windows=token_windows.TokenWindows(snapshot.val, spec.model.block_size, manifest.vocab_size),
+            windows=token_windows.TokenWindows(snapshot.val, *sizes, snapshot.val_answers),
             training=training,
-            prompt_ids=tokenizer.encode_prompt(spec.prompt),
+            prompt_ids=tokenizer.encode_prompt(spec.prompt, spelled=bool(snapshot.val_answers)),
             decode=tokenizer.decode,
         )
     inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=spec.micro_batch, loader=loader)
@@ -112,17 +114,20 @@ class CheckpointLoad:
         return manifest.state_sha256
 
 
-def load_initial_weights(store: ObjectStore, sha256: str, network: GPT) -> None:
+def load_initial_weights(store: ObjectStore, sha256: str, network: Network) -> None:
     """Read stored weights that runs begin with into a network; raises IntegrityError if a byte has changed."""
     weights = initial_weights.read_initial_weights(store, sha256).items()
     load_weights(network, {f"{WEIGHT_PREFIX}{name}": torch.from_numpy(array) for name, array in weights})
 
 
-def fresh_state(spec: trainer_protocol.TrainerSpec, data: TrainingData, place: Place) -> TrainState:
-    """Return the state of step 0, without values where a checkpoint gives them."""
+def fresh_state(store: ObjectStore, spec: trainer_protocol.TrainerSpec, data: TrainingData, place: Place) -> TrainState:
+    """Return the state of step 0, without values where a checkpoint gives them; its module's files are the store's."""
+    files = read_files(store, spec.model, spec.allowed_code)
     training = spec.training.model_copy(update={"activation_checkpointing": spec.activation_checkpointing})
     new, manifest = spec.resume is None, data.snapshot.manifest
-    state = TrainState.create(spec.model, training, manifest.vocab_size, place.device, place.ranks, filled=new)
+    state = TrainState.create(
+        spec.model, training, manifest.vocab_size, place.device, place.ranks, filled=new, files=files
+    )
     if training.mask_documents:
         state.model.boundary_id = manifest.end_of_text_id
     if training.lora is not None:

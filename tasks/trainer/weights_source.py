@@ -18,7 +18,7 @@ from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, read_
 from cairn.storage.stores.regular_file import read_file
 
 CONFIG = "config.json"
-TOKENIZER = "tokenizer.json"
+TOKENIZER, CARD = "tokenizer.json", "README.md"
 SOURCE, KEPT = "source.json", "weights.safetensors"
 """The objects of initial weights in a store."""
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -45,15 +45,24 @@ class WeightsSource:
         """Whether the run's tokenizer is the folder's, so that its documents hold for it."""
         return TOKENIZER in self.files
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The ids with which its texts end, if the run has its tokenizer: that of a turn too."""
+        found = set[int]()
+        for name in (name for name in _OF_NETWORK if self.has_tokenizer and name in self.documents):
+            ends = parse_document(name, self.documents[name]).get("eos_token_id")
+            found.update(end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int))
+        return frozenset(found)
 
-def describe_source(folder: Path, weights: Mapping[str, str], *, has_tokenizer: bool) -> WeightsSource:
+
+def describe_source(folder: Path, weights: Mapping[str, str], *, has_tokenizer: bool, url: str = "") -> WeightsSource:
     """Read what is kept of a folder whose weight files have these hashes; raises InvalidInput naming the file."""
     names = CARRIED if has_tokenizer else _OF_NETWORK
     documents = {name: _document(folder / name) for name in names if (folder / name).exists()}
     files = {name: codec.sha256(text.encode()) for name, text in documents.items()} | dict(weights)
     if has_tokenizer:
         files[TOKENIZER] = codec.sha256(read_file(folder / TOKENIZER, 64 << 20))
-    return WeightsSource(name=folder.resolve().name, licence=_licence(folder), files=files, documents=documents)
+    return WeightsSource(name=url or folder.resolve().name, licence=_licence(folder), files=files, documents=documents)
 
 
 def keep_source(store: ObjectStore, source: WeightsSource) -> str:
@@ -106,7 +115,7 @@ def _document(path: Path) -> str:
 def _licence(folder: Path) -> str:
     """Return the licence that the front matter of a model card names, empty without one."""
     try:
-        first, *lines = read_file(folder / "README.md", _MOST_CARD_BYTES).decode("utf-8", "replace").splitlines()
+        first, *lines = read_file(folder / CARD, _MOST_CARD_BYTES).decode("utf-8", "replace").splitlines()
     except (OSError, ValueError):
         return ""
     front = itertools.takewhile(lambda line: line != "---", lines if first == "---" else ())

@@ -39,30 +39,46 @@ class LiveServer:
         """The header with which it answers."""
         return {"Authorization": f"Bearer {self.access.token}"}
 
-    def ask(self, path: str, *, method: str = "GET", wait: float = 1e6, **headers: str) -> Answer:
+    def ask(
+        self, path: str, *, method: str = "GET", wait: float = 1e6, body: bytes | None = None, **headers: str
+    ) -> Answer:
         """Ask for a path after so many seconds of the server's clock; headers may be other ones."""
         self.now += wait
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, headers={"Host": f"127.0.0.1:{self.port}", **self.credentials, **named})
-            answer = connection.getresponse()
+        with self.asking(path, method=method, body=body, **headers) as answer:
             text = answer.read().decode()
             return Answer(
                 status=answer.status, headers={name.lower(): value for name, value in answer.getheaders()}, text=text
             )
+
+    @contextmanager
+    def asking(
+        self, path: str, *, method: str = "POST", body: bytes | None = None, **headers: str
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Ask for a path from a page of the server itself; the block reads the answer and leaves."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        own = {"Host": f"127.0.0.1:{self.port}", "Origin": f"http://127.0.0.1:{self.port}", **self.credentials}
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            connection.request(method, path, body=body, headers=own | named)
+            with connection.getresponse() as answer:
+                yield answer
         finally:
             connection.close()
 
 
 @contextmanager
 def served(
-    store: ObjectStore, work: Path, environment: Mapping[str, str] | None = None, *, metrics_token: str = ""
+    store: ObjectStore,
+    work: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    metrics_token: str = "",
+    prompts: bool = False,
 ) -> Iterator[LiveServer]:
     """Serve a store."""
     live = LiveServer(access=Access(metrics_token=metrics_token))
     chosen = {"CAIRN_CACHE": str(work), **(environment or {})}
-    app = LivePages(store, chosen, clock=lambda: live.now).make_app()
+    app = LivePages(store, chosen, prompts=prompts, clock=lambda: live.now).make_app()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         live.port = listening.getsockname()[1]
         server = LocalServer(app=app, listening=listening, access=live.access).guarded()

@@ -24,6 +24,7 @@ from tests.fabricated_run import FabricatedRun, configuration, fabricate
 def falling(step: int, attempt: int, **more: Any) -> StepRecord:
     """The record of a step whose loss falls."""
     changes = {"tokens_per_second": 5.0, "mfu": 0.5, "memory_bytes": 0, "seconds": 2.0}
+    changes |= {"rss_bytes": 3, "disk_free_bytes": 4}
     return step_record(step, attempt, train_loss=4.0 - step / 20, **changes | more)
 
 
@@ -63,7 +64,7 @@ def test_the_list_shows_state_losses_cost_and_the_last_sign_of_life(live: LiveSe
     page = live.ask("/")
     assert page.status == 200
     shown = words(page.text)
-    assert "1 run " in shown and "bard gpt2-tiny running 33 / 40 1.25 2 " in shown
+    assert "1 run " in shown and "bard gpt2-tiny running 33 / 40 8 tokens/s, 14 s to go 1.25 2 " in shown
     assert "2.8 s 2.75 EUR 0.5 s lost" in shown, "device time, money, and what of it was lost"
     assert f'<time datetime="{NOON:%Y-%m-%dT%H:%M}' in page.text
 
@@ -165,7 +166,9 @@ def test_compared_runs_show_what_they_wrote_at_each_step_side_by_side(live: Live
 
 def test_speed_memory_and_waits_of_the_machine_are_shown_and_drawn(live: LiveServer) -> None:
     (view,) = curves(live, "bard")
-    assert {"tokens_per_second", "memory_bytes", "data_seconds"} <= view["traces"].keys()
+    assert {"tokens_per_second", "memory_bytes", "rss_bytes", "data_seconds", "disk_free_bytes"} <= view[
+        "traces"
+    ].keys()
     assert "memory 0 B waited for data 0.0% of the step" in words(live.ask("/runs/bard").text)
 
 
@@ -275,7 +278,7 @@ def test_every_page_has_a_language_a_title_headings_and_named_controls(live: Liv
         text = live.ask(path).text
         assert '<html lang="en">' in text and re.search(r"<title>[^<]+ · Cairn</title>", text)
         assert text.count("<h1") == 1 and 'href="#content"' in text and "<main" in text
-        controls = re.findall(r"<(?:input|select)[^>]*>", text)
+        controls = re.findall(r"<(?:input|select)[^>]*>", re.sub(r"<label>\w+ <(?:input|select)[^>]*>", "", text))
         unnamed = [
             item for item in controls if not re.search(r'aria-label|type="hidden"|id="q"|data-(?:axis|log|raw)', item)
         ]

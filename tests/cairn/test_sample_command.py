@@ -19,6 +19,7 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.trainer.weights_source import WeightsSource, keep_source
 from tests.commands import ROOT, chosen_folders
 from tests.processes.fork_server import fork_server
 from tests.writing_run import RUN, WritingRun, open_writing_run
@@ -119,6 +120,21 @@ def test_a_new_text_is_not_over_before_it_has_begun_and_a_prompt_may_be_the_whol
     sampler.load(bard.commit(10))
     written = sampler.write(0, lambda piece: None)
     assert (written.text, written.tokens, written.ended) == (text, tokens, "end-of-text")
+
+
+@pytest.mark.parametrize(("stop", "text", "ended"), [(True, "ab", "end-of-text"), (False, "abzc", "length")])
+def test_a_text_stops_at_each_end_that_its_weights_came_with(
+    store: LocalStore, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, stop: bool, text: str, ended: str
+) -> None:
+    documents = {"generation_config.json": json.dumps({"eos_token_id": [256, ord("z")]})}
+    source = WeightsSource(name="theirs", licence="", files={"tokenizer.json": "5" * 64}, documents=documents)
+    run = open_writing_run(store, tmp_path, initial_source_sha256=keep_source(store, source))
+    run.start()
+    monkeypatch.setattr("cairn.model.inference.prediction.generate_stream", lambda *given, **named: iter(b"abzc"))
+    sampler = RunSampler(run.log, SampleRequest(prompt="To be", stop_at_end=stop))
+    sampler.load(run.commit(10))
+    written = sampler.write(0, lambda piece: None)
+    assert (written.text, written.ended) == (text, ended)
 
 
 def test_weights_that_were_changed_write_nothing(bard: WritingRun, here: None, tmp_path: Path) -> None:

@@ -7,7 +7,22 @@ import pytest
 from tests.commands import Cairn, Ended
 from tests.fabricated_run import FabricatedRun
 
-TRACE = {"source", "per_device_day", "recorded", "replacement_seconds", "aftershocks"}
+TRACE = {
+    *("source", "per_device_day", "recorded", "replacement_seconds", "aftershocks"),
+    *("price_per_device_hour", "currency", "offers"),
+}
+OFFERS = """
+[per_device_day]
+lost = 0.001
+[offers.spot]
+price_per_device_hour = 1.25
+currency = "EUR"
+replacement_seconds = 1800
+per_device_day = { preempted = 0.3 }
+[offers.on-demand]
+price_per_device_hour = 4
+per_device_day = {}
+"""
 SHORT = ("--days", "0.5", "--devices", "1024")
 CONFIG = """
 [data]
@@ -40,7 +55,16 @@ def test_no_store_is_opened_where_no_run_is_named(cairn: Cairn, tmp_path: Path) 
 
 def test_the_fields_are_the_promised_ones(cairn: Cairn) -> None:
     view = document(cairn("simulate", *SHORT, "--json"))
-    assert view.keys() == {"run_id", "seed", "plan", "trace", "hours_between_failures", "outcomes", "intervals"}
+    assert view.keys() == {
+        "run_id",
+        "seed",
+        "plan",
+        "trace",
+        "hours_between_failures",
+        "outcomes",
+        "intervals",
+        "offers",
+    }
     assert view["trace"].keys() == TRACE
     assert view["intervals"].keys() == {"present", "young", "daly", "simulated"}
     assert view["intervals"]["present"].keys() == {"every_steps", "seconds", "lost_share", "lost_least", "lost_most"}
@@ -104,6 +128,31 @@ def test_rates_come_from_a_file(cairn: Cairn, tmp_path: Path) -> None:
     view = document(cairn("simulate", "--trace", "rates.toml", *SHORT, "--json"))
     assert (view["trace"]["source"], view["trace"]["per_device_day"]) == ("ours", {"error": 1.0})
     assert (view["outcomes"][0]["finished_seeds"], view["outcomes"][0]["attempts"]) == (0, 1)
+
+
+def test_machines_of_a_price_are_compared_the_cheapest_run_first(cairn: Cairn, tmp_path: Path) -> None:
+    (tmp_path / "offers.toml").write_text(OFFERS)
+    asked = ("--trace", "offers.toml", "--days", "2", "--devices", "8")
+    offers = document(cairn("simulate", *asked, "--json"))["offers"]
+    steady = offers["on-demand"]
+    assert steady["money"]["value"] == pytest.approx(4 * 8 * 24 * steady["days"]["value"])
+    assert offers["spot"]["days"]["value"] > steady["days"]["value"]
+    shown = cairn("simulate", *asked).out
+    assert shown.index("\nspot ") < shown.index("\non-demand ") and " EUR" in shown
+
+
+def test_a_wait_for_a_machine_costs_time_and_no_money(cairn: Cairn, tmp_path: Path) -> None:
+    costs = []
+    for wait in (0, 36000):
+        (tmp_path / "offers.toml").write_text(
+            f"price_per_device_hour = 1\nreplacement_seconds = {wait}\nper_device_day = {{ preempted = 0.5 }}\n"
+        )
+        found = document(
+            cairn("simulate", "--trace", "offers.toml", "--days", "1", "--devices", "4", "--seeds", "1", "--json")
+        )
+        costs.append((found["offers"][""]["money"]["value"], found["offers"][""]["days"]["value"]))
+    (cheap, short), (waited, long) = costs
+    assert long > short + 0.1 and waited < 1.2 * cheap
 
 
 def test_a_stored_run_is_replayed_with_its_own_times_and_policy(bard: FabricatedRun, cairn: Cairn) -> None:

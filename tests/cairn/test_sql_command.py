@@ -339,6 +339,13 @@ def test_an_open_attempt_is_as_far_as_its_heartbeat_says_now(bard: FabricatedRun
     assert ask(bard.log.store, sql, work) == [{"step": 36, "last_step": 36, "tokens": 9}]
 
 
+def test_only_a_run_that_trains_has_a_speed_and_a_time_to_go(bard: FabricatedRun, work: Path) -> None:
+    sql = "select tokens_per_second, seconds_left from runs"
+    assert ask(bard.log.store, sql, work) == [{"tokens_per_second": 8.0, "seconds_left": (40 - 33) * 2 * 8 / 8.0}]
+    bard.end("preempted", action="resume", charged="preempted")
+    assert ask(bard.log.store, sql, work) == [{"tokens_per_second": None, "seconds_left": None}]
+
+
 def test_an_owner_that_is_gone_interrupts_its_run(
     store: LocalStore, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,14 @@
 """A run whose attempts really train and commit, in this very process: the log's entries, and the real trainer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cairn.storage.checkpoints.checkpoint import commit_checkpoint
 from cairn.storage.logs.run_entries import CheckpointSuperseded, DataQuarantined, StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.codec import sha256
+from cairn.tasks.configuration.network_module import keep_files
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import library_versions, this_placement
 from tests.entries import decided, ended, opened, started, writer
@@ -18,10 +20,15 @@ RUN = "bard"
 class TrainedRun:
     """Opened on the snapshot of a world; every attempt resumes from the newest commit."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, files: Mapping[str, bytes] | None = None) -> None:
+        """Open it, with a network of one's own if there are files; its entry is net.py:build."""
         self.world = TrainingWorld(folder)
         self.log = RunLog(self.world.store, RUN)
-        spec = self.world.spec()
+        hashes = {name: sha256(data) for name, data in (files or {}).items()}
+        own: dict[str, Any] = {"model": {"module": "net.py:build", "files": hashes}, "training": {"kernels": "stock"}}
+        self.own = {**own, "allowed_code": tuple(hashes.values())} if files else {}
+        spec = self.world.spec(**self.own)
+        keep_files(self.world.store, spec.model, files or {})
         self.config = RunConfig(data=spec.data, model=spec.model, training=spec.training)
         body = opened(
             RUN,
@@ -63,6 +70,7 @@ class TrainedRun:
             activation_checkpointing=activation_checkpointing,
             quarantined=tuple(sorted(state.quarantined_windows)),
             faults=faults,
+            **self.own,
         ).model_copy(update={"run_id": RUN, "resume": entry.resumed_from})
         with self.world.opened(spec) as (trainer, parent):
             for step in commits:

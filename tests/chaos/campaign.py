@@ -167,7 +167,7 @@ def _options(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.campaign", description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--store", choices=STORES, default="local", help="s3 is an emulator, ceph a real server")
+    parser.add_argument("--store", choices=STORES, default="local", help="s3, gs, az: emulators; ceph: real")
     parser.add_argument("--driver", choices=("command", "watch", "worker"), default="", help="else as the seed says")
     parser.add_argument("--minutes", type=float, default=30.0, help="no further run is begun after these")
     parser.add_argument("--faults", type=int, default=FAULTS_PER_RUN, help="faults of each run")

@@ -19,6 +19,7 @@ from tests.chaos.deployed import DEPLOYMENT, Deployed
 from tests.chaos.observer import RUN, Observer
 from tests.chaos.plan import COMMAND, COMMITS_PER_EVALUATION, EARLY_SECONDS, STEPS, WORKER, Skipped
 from tests.chaos.processes import TAG, WORKERS, Processes, Role
+from tests.clouds.servers import CLOUDS, cloud_server
 from tests.crash.prefect_server import RunningServer, Server
 from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
 from tests.crash.training_command import PROGRAM, Command, configuration
@@ -111,6 +112,11 @@ class Environment:
             self.proxy = FaultProxy(upstream=remote.endpoint).__enter__()
             where = S3Store(remote.bucket(), self.tag)
             variables |= remote.environment(self.proxy.endpoint)
+        elif store in CLOUDS:
+            cloud = cloud_server(store, folder.parent)
+            self.proxy = FaultProxy(upstream=cloud.endpoint).__enter__()
+            where = cloud.store(self.tag)
+            variables |= cloud.through(self.proxy.endpoint).variables
         self._variables = variables
         named = "" if own_server else server.url
         self.command = Command(folder, named, store=where, environment=variables, forked=forked)

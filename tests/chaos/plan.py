@@ -169,7 +169,7 @@ AT_THE_END = (
 """What may fault between the last step and the promotion, where it means something for the run."""
 _ONLY_LOCAL = frozenset({Kind.FULL_DISK, Kind.FSYNC_FAILS, Kind.VERSION_SKEW})
 _ONLY_S3 = frozenset(kind for kind in Kind if kind.startswith("store-"))
-STORES = ("local", "s3", "ceph")
+STORES = ("local", "s3", "ceph", "gs", "az", "azurite")
 COMMAND, WATCH, WORKER = "command", "watch", "worker"
 _NOT_FOR: dict[str, frozenset[Kind]] = {
     COMMAND: frozenset({Kind.KILL_WATCHER, Kind.KILL_WORKER}),

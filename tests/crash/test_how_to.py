@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -18,7 +19,12 @@ import pytest
 
 from tests.commands import ROOT
 from tests.crash.training_command import PROGRAM
-from tests.documented_commands import DocumentedCommand, documented_commands, documented_configurations
+from tests.documented_commands import (
+    DocumentedCommand,
+    documented_commands,
+    documented_configurations,
+    documented_module,
+)
 from tests.processes.waiting import patience_seconds
 from tests.s3.servers import s3_server
 from tests.text.shakespeare import TINY_SHAKESPEARE
@@ -54,7 +60,9 @@ keep_every = 400
 [evaluation]
 batches = 1
 """
+OWN = documented_module((HOW_TO / "own-network.md").read_text(encoding="utf-8"))
 TAKEN_FOR_GRANTED = {
+    "own-network": {"CAIRN_TRAINING__STEPS": "4", "CAIRN_CODE__ALLOW": sha256(OWN.encode()).hexdigest()},
     "fine-tune": {"CAIRN_TRAINING__STEPS": "4"},
     "laptop": {"CAIRN_DATA__END_OF_TEXT": '""', "CAIRN_MODEL__BLOCK_SIZE": "32"},  # the same for a tiny network
     "five-minutes": {  # its steps, of a smaller network
@@ -114,7 +122,9 @@ def readers(api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Readers:
     (folder / "answers.jsonl").write_text("\n".join(answers), encoding="utf-8")
     for first, split in enumerate(("train", "val")):
         np.arange(first, 2000, dtype=np.uint16).tofile(folder / f"{split}.bin")
-    for name, page in {"tune": "fine-tune", "bard": "five-minutes", "pirate": "laptop"}.items():
+    (folder / "my_net.py").write_text(OWN, encoding="utf-8")
+    pages = {"tune": "fine-tune", "bard": "five-minutes", "pirate": "laptop", "own": "own-network"}
+    for name, page in pages.items():
         shown_first, *_ = documented_configurations((HOW_TO / f"{page}.md").read_text(encoding="utf-8"))
         (folder / f"{name}.toml").write_text(shown_first, encoding="utf-8")
     for name in BUCKETS:

@@ -8,8 +8,9 @@ import pytest
 
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.s3_store import S3Store
+from tests.clouds.servers import CLOUDS, cloud_server
 from tests.crash.training_command import Command
-from tests.s3.servers import BUCKET, CEPH, S3Server, s3_server
+from tests.s3.servers import CEPH, S3Server, s3_server
 from tests.session_folder import session_folder
 
 CANARIES = {
@@ -53,6 +54,20 @@ def test_a_killed_and_preempted_run_on_s3_ends_with_the_bits_of_a_local_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_killed_and_preempted_run_in_a_cloud_ends_with_the_bits_of_a_local_one_and_keeps_its_key(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, api_url: str, cloud: str, undisturbed_sha256: str
+) -> None:
+    server = cloud_server(cloud, tmp_path_factory.getbasetemp())
+    store = server.store()
+    command = train_with_faults(tmp_path, api_url, store, dict(server.variables))
+    ends = [attempt.ended.reason for attempt in command.state().attempts if attempt.ended]
+    assert (command.state_sha256(), ends) == (undisturbed_sha256, ["lost", "preempted", "completed"])
+    secret = server.secret.encode()
+    assert [name for name, data in everything_written(tmp_path, session_folder(), store) if secret in data] == []
+
+
+@pytest.mark.slow
 def test_no_credential_is_in_anything_a_run_writes(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, api_url: str
 ) -> None:
@@ -69,7 +84,7 @@ def everything_written(folder: Path, session: Path, store: ObjectStore) -> Itera
     """Yield every object of the run and every file: outputs, caches, and what the Prefect server keeps."""
     for room in ("runs", "data", "models"):
         for key in store.keys(room):
-            yield f"s3://{BUCKET}/{key}", store.read(key)
+            yield f"{store.url}/{key}", store.read(key)
     for path in {*folder.rglob("*"), *session.rglob("*")}:
         if path.is_file():
             yield str(path), path.read_bytes()

@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.crash.training_command import RUN, Command
 
 OVERVIEW = Path(__file__).parents[2] / "docs" / "overview.md"
-NOT_LEFT = {"fold", "index", "initial", "parts"}
-"""Folders that a short run leaves nothing in: caches, weights that were given, parts of other machines."""
+NOT_LEFT = {"code", "fold", "index", "initial", "parts"}
+"""Folders that a short run leaves nothing in: caches, weights and networks that were given, other machines' parts."""
 
 
 def layout() -> str:

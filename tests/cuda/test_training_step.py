@@ -63,6 +63,7 @@ def test_every_weight_has_a_gradient_of_its_shape_in_fp32_on_the_device(gpt2: tu
 
 
 QWEN3 = {"architecture": "qwen3", "n_kv_head": 4}
+MODULE = {"module": "nano.py:build"}
 SLOW = {
     "qwen3": ({"model": QWEN3}, FLASH, [LAYERS, LAYERS], {}),
     "recomputed activations": ({"training": {"activation_checkpointing": True}}, FLASH, [2 * LAYERS, LAYERS], {}),
@@ -76,6 +77,7 @@ SLOW = {
     "adapters": ({"model": QWEN3, "training": {"lora": {}}}, (*FLASH, "_fused_adamw_"), [LAYERS, LAYERS, 1], {}),
     "fp32": ({"training": {"precision": "fp32", "kernels": "stock"}}, FLASH, [0, 0], {}),
     "fp16": ({"training": {"precision": "fp16", "kernels": "stock"}}, FLASH, [LAYERS, LAYERS], {}),
+    "a module": ({"model": MODULE, "training": {"kernels": "stock"}}, FLASH, [LAYERS, LAYERS], {}),
 }
 """Cases, the operations that are counted there, how often they come, and the process's variables."""
 

@@ -35,6 +35,7 @@ from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import StepInputs, UpdateGuard, launch_step
 from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from tests.model.rank_legs import Exchanges
+from tests.networks.own_files import nanogpt
 
 VOCABULARY, BOUNDARY, BLOCK_BYTES = 50257, 50256, 512
 """Of GPT-2, whose last token ends a document; what the device's allocator rounds up to."""
@@ -118,7 +119,8 @@ class GatheredBatch:
 
 def trace(case: Mapping[str, Any]) -> dict[str, Any]:
     """Return what one step of a case does, or a held-out loss, a sample or a copy for a checkpoint."""
-    model = ModelConfig(**{"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, **case.get("model", {})})
+    sizes = {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, **case.get("model", {})}
+    model = ModelConfig.model_validate(sizes)
     own = {"precision": "bf16", "kernels": "fused", "global_batch": 8, "micro_batch": 8, **case.get("training", {})}
     training = TrainingConfig(steps=10, warmup_steps=0, **own)
     device = torch.device("cuda", 0) if case["device"] == "cuda" else torch.device("cpu")
@@ -126,7 +128,8 @@ def trace(case: Mapping[str, Any]) -> dict[str, Any]:
     inputs, seen, size = inputs_of(model, training), Recorder(), case.get("processes", 1)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with ranks_of(size, training, seen) as ranks, fake, seen, Exchanges() as exchanges:
-        state = TrainState.create(model, training, VOCABULARY, device, ranks, filled=False)
+        files = nanogpt() if model.module else None
+        state = TrainState.create(model, training, VOCABULARY, device, ranks, filled=False, files=files)
         state.model.boundary_id = BOUNDARY if training.mask_documents else None
         gradients = dict[str, Any]()
         for name, parameter in state.model.named_parameters():
@@ -144,8 +147,9 @@ def trace(case: Mapping[str, Any]) -> dict[str, Any]:
         "recompute": recompute,
         "place": TrainingPlace(on_cuda=True, processes=size),
     }
-    estimate = estimate_memory(model, training, VOCABULARY, **sizes)
-    planned = step_exchanges(model, training, VOCABULARY, micro_batch=inputs.micro_batch, processes=size)
+    known = ModelConfig() if model.module else model  # a module has no formula
+    estimate = estimate_memory(known, training, VOCABULARY, **sizes)
+    planned = step_exchanges(known, training, VOCABULARY, micro_batch=inputs.micro_batch, processes=size)
     return {
         "made": made, "operations": seen.operations, "to_host": seen.to_host, "tensors": tensors,
         "gradients": gradients, "exchanged": exchanges.operations,
@@ -191,7 +195,8 @@ def inputs_of(model: ModelConfig, training: TrainingConfig) -> StepInputs:
     windows = TokenWindows([np.zeros(model.block_size * 64 + 1, dtype=np.uint16)], model.block_size, VOCABULARY)
     order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=training.global_batch)
     tokens = torch.zeros((training.global_batch, model.block_size + 1), dtype=torch.int64)
-    batch: Any = GatheredBatch(Batch(windows=tuple(range(training.global_batch)), tokens=tokens))
+    drawn, targets = tuple(range(training.global_batch)), training.global_batch * model.block_size
+    batch: Any = GatheredBatch(Batch(windows=drawn, tokens=tokens, targets=targets))
     micro = int(training.micro_batch)
     return StepInputs(windows=windows, order=order, training=training, micro_batch=micro, loader=batch)
 

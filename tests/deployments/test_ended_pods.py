@@ -1,6 +1,7 @@
 """Why a pod ended, from the API to the receipt: the init container's program as a process, and the claim after it."""
 
 import json
+import runpy
 import ssl
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from cairn.tasks.attempt.preemption_notice import kubernetes_reason
+from cairn.tasks.policy.failures import Evidence, classify
+from cairn.tasks.policy.termination import TerminationReason
 
 PROGRAM = Path(__file__).parents[2] / "deployments" / "kubernetes" / "ended_pods.py"
 
@@ -117,6 +120,60 @@ def test_the_trainer_learns_why_kubernetes_ended_the_pod_of_a_host(account: Path
     reason = partial(kubernetes_reason, {"CAIRN_ENDED_PODS": str(path)})
     hosts = ("cairn-bard-0", "cairn-bard-1", "bard-attempt-2-x7", "another")
     assert [reason(host) for host in hosts] == ["OOMKilled", "DeletionByTaintManager", "Evicted", ""]
+
+
+def disrupted(reason: str) -> dict[str, Any]:
+    return {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason}]}
+
+
+NEVER_STARTED = {
+    "initContainerStatuses": [{"name": "why", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}]
+}
+WAITS = {"containerStatuses": [{"name": "cairn", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]}
+ENDS: dict[str, tuple[list[dict[str, Any]], TerminationReason]] = {
+    "killed for memory": ([failed("p", "1", "OOMKilled")], TerminationReason.OOM),
+    "evicted": ([failed("p", "1", "", reason="Evicted")], TerminationReason.PREEMPTED),
+    "evicted, and its container said so too": (
+        [failed("p", "1", "Error", reason="Evicted")],
+        TerminationReason.PREEMPTED,
+    ),
+    "drained": ([failed("p", "1", "Error", **disrupted("EvictionByEvictionAPI"))], TerminationReason.PREEMPTED),
+    "pushed out by another pod": (
+        [failed("p", "1", "", **disrupted("PreemptionByScheduler"))],
+        TerminationReason.PREEMPTED,
+    ),
+    "its node is gone": ([failed("p", "1", "", **disrupted("DeletionByPodGC"))], TerminationReason.PREEMPTED),
+    "its node was shut down": ([failed("p", "1", "", reason="NodeShutdown")], TerminationReason.PREEMPTED),
+    "its node has no room": (
+        [failed("p", "1", "Error", **disrupted("TerminationByKubelet"))],
+        TerminationReason.PREEMPTED,
+    ),
+    "too long": ([failed("p", "1", "", reason="DeadlineExceeded")], TerminationReason.PREEMPTED),
+    "deleted by a person": ([], TerminationReason.LOST),
+    "restarted by its JobSet": ([failed("p-other", "2", "OOMKilled")], TerminationReason.LOST),
+    "its container failed": ([failed("p", "1", "Error")], TerminationReason.LOST),
+    "a later pod of its name never started": (
+        [failed("p", "1", "OOMKilled"), failed("p", "2", "", **NEVER_STARTED)],
+        TerminationReason.OOM,
+    ),
+    "a later pod of its name waits for its image": (
+        [failed("p", "1", "OOMKilled"), failed("p", "2", "") | {"status": WAITS}],
+        TerminationReason.OOM,
+    ),
+    "twice, the last time by a drain": (
+        [failed("p", "2", "Error", **disrupted("EvictionByEvictionAPI")), failed("p", "1", "OOMKilled")],
+        TerminationReason.PREEMPTED,
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_attempt_that_left_nothing_else_ended_for_the_reason_of_its_pod(end: str, tmp_path: Path) -> None:
+    pods, expected = ENDS[end]
+    program, path = runpy.run_path(str(PROGRAM)), tmp_path / "ended-pods"
+    path.write_text("".join(f"{host} {reason}\n" for _, host, reason in sorted(program["list_ends"](pods))))
+    reason = kubernetes_reason({"CAIRN_ENDED_PODS": str(path)}, "p")
+    assert classify(Evidence(kubernetes_reason=reason)).reason == expected
 
 
 def test_an_api_that_does_not_answer_costs_the_reason_and_not_the_start(account: Path, tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def exported(cairn: Cairn, store: LocalStore, tmp_path: Path) -> Path:
     [
         ("training.init_from=gone", ("training.init_from = 'gone'", "config.json cannot be read", "rule")),
         (
-            "training.init_from=s3://bucket/gpt2",
-            ("training.init_from = 's3://bucket/gpt2': a URL", "download it first"),
+            "training.init_from=ftp://host/gpt2",
+            ("training.init_from = 'ftp://host/gpt2': ftp:// is not read", "rule: a path, or a URL"),
         ),
         ("model.vocab_size=300", ("model.vocab_size = 300", "use model.vocab_size = 301")),
         ("model.n_layer=3", ("training.init_from = 'out'", "model.n_layer = 3", "use model.n_layer = 2")),

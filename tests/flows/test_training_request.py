@@ -135,6 +135,22 @@ def test_a_deployed_flow_run_reads_the_configuration_once(monkeypatch: pytest.Mo
     assert resolve_request(TrainingRequest(config=url), {}).configuration.training.steps == 5
 
 
+@pytest.mark.parametrize("place", ["file", "override", "values", "environment"])
+def test_a_deployed_set_with_rungs_or_a_budget_is_refused_before_a_run_starts(
+    monkeypatch: pytest.MonkeyPatch, config: Path, place: str
+) -> None:
+    import cairn.flows.train_set as module
+
+    monkeypatch.setattr(module, "start_run", None)
+    if place == "file":
+        config.write_text(f"{CONFIG}[set]\nsteps = 6\n")
+    elif place == "environment":
+        monkeypatch.setenv("CAIRN_SET__HALVING", "2")
+    more = {"override": ["set.device_hours=2"], "values": ["set.halving=2,3"]}.get(place, [])
+    with pytest.raises(InvalidConfiguration, match=r"\[set\] of .*run\.toml: .* none can wait .* `cairn train`"):
+        module.train_set.fn(config=str(config), name="rates", overrides=["training.lr=1e-3,3e-4", *more])
+
+
 COUNTS_READS = """
 import sys
 from cairn.cli.command import run_command

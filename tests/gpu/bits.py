@@ -255,7 +255,9 @@ def train_past_a_bad_step(training: Training, steps: int, *, bad_step: int) -> N
     def spoil(gradient: torch.Tensor) -> torch.Tensor:
         return gradient * float("nan") if training.state.step == bad_step - 1 else gradient
 
-    hook = training.state.model.ln_f.weight.register_hook(spoil)  # at a leaf, which no compiler sees
+    hook = dict(training.state.model.named_parameters())["ln_f.weight"].register_hook(
+        spoil
+    )  # at a leaf, which no compiler sees
     try:
         training.train(steps, FetchSchedule(every_steps=steps, every_seconds=3600.0))
     except NonFiniteLoss as error:

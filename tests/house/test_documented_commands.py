@@ -19,7 +19,12 @@ from cairn.tasks.configuration.configuration_source import expand_set, parse_con
 from cairn.tasks.configuration.key_reference import keys_by_name
 from cairn.tasks.errors import InvalidConfiguration
 from tests.commands import run_here
-from tests.documented_commands import DocumentedCommand, documented_commands, documented_configurations
+from tests.documented_commands import (
+    DocumentedCommand,
+    documented_commands,
+    documented_configurations,
+    documented_module,
+)
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deployments").rglob("*.md")])
@@ -106,11 +111,13 @@ def parameters(flow: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if "```toml" in read(path)], ids=name)
-def test_every_configuration_in_a_document_is_accepted(path: Path) -> None:
+def test_every_configuration_in_a_document_is_accepted(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_net.py").write_text(documented_module(read(path)), encoding="utf-8")
     for block in documented_configurations(read(path)):
         sections = {**BASE, **tomllib.loads(block)}
         merged = {key: {**BASE[key], **value} if key in BASE else value for key, value in sections.items()}
-        parse_configuration(merged, overrides=(), environment={}, name=name(path), folder=ROOT)
+        folder = tmp_path if "module" in sections.get("model", {}) else ROOT
+        parse_configuration(merged, overrides=(), environment={}, name=name(path), folder=folder)
 
 
 def test_every_configuration_key_that_a_document_names_is_there() -> None:

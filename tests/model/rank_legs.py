@@ -24,6 +24,7 @@ from cairn.model.training.determinism import make_deterministic
 from cairn.model.training.parallel import SINGLE_RANK, join_ranks
 from cairn.model.training.training_loop import Probe
 from tests.model.tiny_run import CPU, TinyRun
+from tests.networks.own_files import nanogpt
 from tests.processes.fork_server import fork_server
 
 
@@ -109,7 +110,7 @@ def probe(run: TinyRun) -> tuple[float, str | None]:
 def _train(leg: Leg, rank: int, store: Any) -> None:
     mode = leg.settings.get("parallel", "ddp")
     ranks = SINGLE_RANK if leg.size == 1 else join_ranks(rank, leg.size, mode=mode, device=CPU, store=store)
-    run = TinyRun(model=leg.model, ranks=ranks, **leg.settings)
+    run = TinyRun(model=leg.model, ranks=ranks, files=nanogpt() if "module" in leg.model else None, **leg.settings)
     if rank == leg.slow_rank:
         run.state.model.ln_f.register_forward_hook(lambda *given: time.sleep(0.5))
     if leg.begin:

@@ -7,20 +7,23 @@ import pytest
 
 from tests.model.rank_legs import Leg, read_seen, read_state, train_legs
 from tests.model.tiny_run import TinyRun
+from tests.networks.own_files import nanogpt
 
 PROCESSES = 4
 STEPS = 8
 MODES: dict[str, dict[str, Any]] = {
     "fp32": {"global_batch": 16, "micro_batch": 2},
-    "bf16 fused": {"global_batch": 15, "micro_batch": 4, "precision": "bf16", "kernels": "fused"},
+    "bf16 fused": {"global_batch": 15, "micro_batch": 4, "precision": "bf16", "kernels": "fused", "has_answers": True},
     "qwen3 moved by muon": {"global_batch": 8, "micro_batch": 2, "optimizer": "muon", "precision": "bf16"},
     "adapters": {"global_batch": 12, "micro_batch": 3, "lora": {"rank": 2}, "precision": "bf16", "kernels": "fused"},
+    "a module of one's own": {"global_batch": 8, "micro_batch": 2},
 }
 MODELS: dict[str, dict[str, Any]] = {
     "fp32": {"dropout": 0.2},
     "bf16 fused": {"dropout": 0.2},
     "qwen3 moved by muon": {"dropout": 0.2, "architecture": "qwen3", "n_kv_head": 1},
     "adapters": {"dropout": 0.2, "architecture": "qwen3", "n_kv_head": 1},
+    "a module of one's own": {"dropout": 0.2, "module": "nano.py:build"},
 }
 SLOW_RANK = 2
 
@@ -50,7 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_moved_between_numbers_of_processes_ends_in_the_bits_of_one_process(folder: Path, mode: str) -> None:
-    alone = TinyRun(model=MODELS[mode], steps=STEPS, **MODES[mode])
+    files = nanogpt() if "module" in MODELS[mode] else None
+    alone = TinyRun(model=MODELS[mode], files=files, steps=STEPS, **MODES[mode])
     alone.train(STEPS)
     found = read_state(folder / f"{mode}-5.npz")
     assert {name: tensor.numpy().tobytes() for name, tensor in found.items()} == alone.bits()

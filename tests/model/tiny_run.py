@@ -29,17 +29,23 @@ class TinyRun:
         model: dict[str, Any] | None = None,
         device: torch.device = CPU,
         ranks: Ranks = SINGLE_RANK,
+        has_answers: bool = False,
+        files: dict[str, bytes] | None = None,
         **training: Any,
     ) -> None:
-        self.model_config = ModelConfig(**{"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, **(model or {})})
+        sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8, **(model or {})}
+        self.model_config = ModelConfig.model_validate(sizes)
         exact = {"precision": "fp32", "kernels": "stock"}
         self.training = TrainingConfig(**{"steps": 12, "global_batch": 6, "warmup_steps": 2, **exact, **training})
         tokens = np.random.default_rng(5).integers(0, VOCAB, 401).astype(np.uint16)
-        self.windows = TokenWindows([tokens[:150], tokens[150:]], self.model_config.block_size, VOCAB)
+        # Of answers, in stretches of four to ten tokens: some windows have none, some nothing else.
+        self.answers = np.repeat(np.arange(60) % 3 == 1, np.arange(60) % 7 + 4)[: len(tokens)]
+        masks = [self.answers[:100], self.answers[100:]] if has_answers else []
+        self.windows = TokenWindows([tokens[:150], tokens[150:]], self.model_config.block_size, VOCAB, masks)
         self.order = SampleOrder(
             window_count=self.windows.window_count, seed=3, global_batch=self.training.global_batch
         )
-        self.state = TrainState.create(self.model_config, self.training, VOCAB, device, ranks)
+        self.state = TrainState.create(self.model_config, self.training, VOCAB, device, ranks, files=files)
 
     def train(
         self,

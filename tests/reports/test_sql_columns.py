@@ -128,6 +128,8 @@ STEP = StepRecord(
     loss_scale=1024.0,
     weights_digest="00c0ffee00c0ffee",
     world_size=2,
+    rss_bytes=8192,
+    disk_free_bytes=16384,
 )
 
 
@@ -296,6 +298,8 @@ def expected(table: str) -> Mapping[str, Any]:
             "finished_at": at(6),
             "last_seen_at": at(10),
             "train_loss": None,
+            "tokens_per_second": None,
+            "seconds_left": None,
             "deleted_at": None,
             "stopped": "overfit",
             "state_sha256": "s40",

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+_CONDITION = rb"(?i)\r\n(?:if-none-match|x-goog-if-generation-match): [^\r]*"
 _EXPECT = rb"(?i)\r\nexpect: *100-continue"
 
 
@@ -30,7 +31,7 @@ class NetworkFault(Enum):
     EXPIRED = "400 before anything happened: the token has expired"
     LATE = "accepted, never answered, and done when `deliver` says so"
     FLIPPED = "done, and one bit of what is answered arrives flipped"
-    STRIP = "the If-None-Match header is removed on the way"
+    STRIP = "the condition of a create is removed on the way"
 
 
 @dataclass
@@ -152,7 +153,7 @@ class FaultProxy:
                 await self._forward(head, body[: len(body) // 2])
                 return writer.transport.abort()
             case NetworkFault.STRIP:
-                answer = await self._forward(re.sub(rb"(?i)\r\nif-none-match: [^\r]*", b"", head), body)
+                answer = await self._forward(re.sub(_CONDITION, b"", head), body)
             case _:
                 answer = await self._forward(head, body)
         if fault is NetworkFault.RESPONSE_LOST:

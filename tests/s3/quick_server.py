@@ -76,11 +76,16 @@ async def main() -> None:
     os.environ["S3_UPLOAD_PART_MIN_SIZE"] = str(_SMALLEST_PART_BYTES)
     from moto.moto_server.werkzeug_app import create_backend_app
 
+    keys = {"access_key": "test", "secret_key": "testsecret"}
     application = Application(create_backend_app("s3"))
+    await serve_until_end(application, **keys, smallest_part_bytes=_SMALLEST_PART_BYTES)
+
+
+async def serve_until_end(application: Application, **said: str | int) -> None:
+    """Serve on a free port, say where and what else is to be known, and end when standard input does."""
     server = await asyncio.start_server(application.connected, "127.0.0.1", 0)
     endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    keys = {"access_key": "test", "secret_key": "testsecret"}
-    print(json.dumps({"endpoint": endpoint, **keys, "smallest_part_bytes": _SMALLEST_PART_BYTES}), flush=True)
+    print(json.dumps({"endpoint": endpoint, **said}), flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
 

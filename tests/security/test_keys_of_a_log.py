@@ -13,8 +13,10 @@ SCHEMA = RunConfig.model_json_schema()
 OF_THE_MACHINE = {
     "exporters.tensorboard", "exporters.wandb", "exporters.mlflow", "preemption.notice_file", "preemption.metadata",
     "evaluation.suite", "evaluation.command", "machines.check", "notify.command", "notify.webhook", "notify.block",
+    "code.allow", "code.files",
 }  # fmt: skip
-NOT_ANY_TEXT = {"preemption.metadata", "notify.block"}
+NOT_ANY_TEXT = {"preemption.metadata", "notify.block", "code.allow"}
+OF_FILES_THAT_A_MACHINE_ALLOWS = {"model.module", "model.imports", "model.arguments"}
 READ_WHEN_A_RUN_IS_OPENED = {"data.sources", "data.val_sources", "data.tokenizer", "training.init_from"}
 PROMOTION_GATES = {"promotion.gates.metric", "promotion.gates.suite"}
 MARKED_AS_LOGGED = {f"evaluation.evaluators.{name}" for name in ("command", "files", "folder")}
@@ -38,6 +40,7 @@ def free_words(node: Mapping[str, Any], key: str = "") -> Iterator[str]:
 
 def test_every_key_that_could_name_something_of_a_machine_is_one_that_was_thought_of() -> None:
     known = READ_WHEN_A_RUN_IS_OPENED | MARKED_AS_LOGGED | MERELY_WORDS | NOT_IN_A_LOG | OF_THE_MACHINE
+    known |= OF_FILES_THAT_A_MACHINE_ALLOWS
     assert set(free_words(SCHEMA)) == known - NOT_ANY_TEXT, "each names an endpoint"
 
 
@@ -45,4 +48,4 @@ def test_every_key_that_could_name_something_of_a_machine_is_one_that_was_though
 def test_what_only_this_machine_may_say_is_not_taken_from_a_log(key: str) -> None:
     section, _, name = key.partition(".")
     logged = {"data": {"sources": ["a"]}, "training": {"steps": 1}, section: {name: VALUES.get(key, "/somewhere")}}
-    assert getattr(getattr(parse_stored_configuration(logged), section), name) in ("", (), None, SecretStr(""))
+    assert getattr(getattr(parse_stored_configuration(logged), section), name) in ("", (), {}, None, SecretStr(""))

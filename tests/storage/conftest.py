@@ -2,6 +2,7 @@
 
 `s3` is the emulator of the default suite, `ceph` the real gateway of `make test-s3`. Of files in which the kind of
 store decides little, the default suite tries one case in four on the emulator; the slow part and the gateway have all.
+`gs` and `az` are fakes: of files in which the kind decides much it tries all on them, of the others one case in eight.
 """
 
 import uuid
@@ -13,11 +14,14 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
+from tests.clouds.servers import AZURITE, CLOUDS, cloud_server
 from tests.full_amount import share_of
 from tests.memory_store import MemoryStore
 from tests.s3.servers import CEPH, S3Server, s3_server
 
-SHARED = frozenset(map(Path(__file__).with_name, ("test_sweep.py", "test_resume_point.py", "test_hostile_store.py")))
+FOLDER = Path(__file__).parent
+SHARED = frozenset(map(FOLDER.joinpath, ("test_sweep.py", "test_resume_point.py", "test_hostile_store.py")))
+OWN = frozenset(map(FOLDER.joinpath, ("test_object_store.py", "test_races.py", "test_store_probe.py")))
 
 
 @pytest.hookimpl(tryfirst=True)  # before the cases that are marked slow are left out
@@ -27,6 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for number, item in enumerate(item for item in cases if item.callspec.params.get("store") == "s3"):
         if number % share_of(4):
             item.add_marker(pytest.mark.slow)
+    clouds = (item for item in items if item.path.parent == FOLDER and _store_of(item) in CLOUDS)
+    for number, item in enumerate(item for item in clouds if item.path not in OWN):
+        if number % share_of(8):
+            item.add_marker(pytest.mark.slow)
+
+
+def _store_of(item: pytest.Item) -> str:
+    return str(item.callspec.params.get("store")) if hasattr(item, "callspec") else ""
 
 
 @pytest.fixture(scope="session")
@@ -53,11 +65,13 @@ def ceph_bucket(ceph_server: S3Server) -> S3Bucket:
     return ceph_server.bucket()
 
 
-@pytest.fixture(params=["memory", "local", "s3", CEPH])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+@pytest.fixture(params=["memory", "local", "s3", CEPH, "gs", "az", AZURITE])
+def store(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
     """An empty store of each kind."""
     if request.param == "memory":
         return MemoryStore("test")
     if request.param == "local":
         return LocalStore(tmp_path / "store")
+    if request.param in CLOUDS:
+        return cloud_server(request.param, tmp_path_factory.getbasetemp()).store()
     return S3Store(request.getfixturevalue(f"{request.param}_bucket"), uuid.uuid4().hex)

@@ -1,4 +1,4 @@
-"""The metadata services of two clouds on the loopback, which answer what a test says."""
+"""The metadata services of three clouds on the loopback, which answer what a test says."""
 
 import threading
 from collections.abc import Iterator
@@ -7,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 ACTION = "/latest/meta-data/spot/instance-action"
 GOOGLE = "/computeMetadata/v1/instance"
+AZURE_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+AZURE_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 TERMINATE = '{"action": "terminate", "time": "2026-01-01T12:02:00Z"}'
 QUIET = {f"{GOOGLE}/preempted": "FALSE", f"{GOOGLE}/maintenance-event": "NONE"}
 
@@ -35,6 +37,8 @@ class Cloud:
             return 401, "unauthorized"
         if path.startswith("/computeMetadata/") and headers.get("metadata-flavor") != "Google":
             return 403, "missing Metadata-Flavor"
+        if path.startswith("/metadata/") and headers.get("metadata") != "true":
+            return 400, "missing Metadata"
         return (200, self.answers[path]) if path in self.answers else (404, "not found")
 
 

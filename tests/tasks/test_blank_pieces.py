@@ -6,7 +6,8 @@ import pytest
 
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow
 from cairn.tasks.data import document_reader
-from cairn.tasks.data.document import Document, RejectionKind
+from cairn.tasks.data.document import Document
+from cairn.tasks.data.rejection import RejectionKind
 from tests.tasks.corpus_files import open_sources, shaped
 
 PIECE = 64

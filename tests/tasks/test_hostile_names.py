@@ -14,7 +14,7 @@ from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog, run_prefix
 from cairn.storage.snapshots.snapshot_manifest import SnapshotObject
 from cairn.tasks.configuration.settings import EvaluationConfig, EvaluatorConfig, PromotionConfig
-from cairn.tasks.trainer.initial_weights import _weight_files
+from cairn.tasks.trainer.initial_weights import InitialDirectory, _weight_files
 from tests.memory_store import MemoryStore
 
 NAMES = [
@@ -86,4 +86,4 @@ def test_an_index_of_weights_names_nothing_outside_its_folder(tmp_path: Path, na
         index: dict[str, Any] = {"weight_map": {"a": named}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         with pytest.raises(InvalidInput, match=r"names|missing|cannot be read"):
-            _weight_files(folder)
+            _weight_files(InitialDirectory("folder", tmp_path))

@@ -1,5 +1,6 @@
 """A real HTTP server that answers as the clouds' metadata services do, and the notices that come of it."""
 
+import json
 import os
 import signal
 import threading
@@ -17,12 +18,13 @@ from cairn.tasks.attempt.preemption_notice import (
     notice_sources,
     polling_notices,
     read_aws_notice,
+    read_azure_notice,
     read_gcp_notice,
     read_notice_file,
 )
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.settings import PreemptionConfig
-from tests.tasks.metadata_service import ACTION, GOOGLE, QUIET, TERMINATE, Cloud, served
+from tests.tasks.metadata_service import ACTION, AZURE_EVENTS, AZURE_NAME, GOOGLE, QUIET, TERMINATE, Cloud, served
 
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
@@ -47,6 +49,39 @@ def aws(host: str) -> NoticeSource:
 def gcp(host: str, cloud: Cloud) -> NoticeSource:
     cloud.answers |= QUIET
     return partial(read_gcp_notice, host)
+
+
+@pytest.fixture
+def azure(host: str, cloud: Cloud) -> NoticeSource:
+    cloud.answers |= {AZURE_EVENTS: '{"DocumentIncarnation": 1, "Events": []}', AZURE_NAME: "vm_0"}
+    return partial(read_azure_notice, f"http://{host}/")
+
+
+def azure_event(kind: str, *machines: str) -> str:
+    event = {"EventId": "1", "EventType": kind, "Resources": machines, "NotBefore": "Mon, 19 Sep 2026 18:29:47 GMT"}
+    return json.dumps({"DocumentIncarnation": 2, "Events": [event]})
+
+
+@pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Redeploy", "Reboot"])
+def test_an_event_that_ends_this_machine_of_azure_is_a_notice(azure: NoticeSource, cloud: Cloud, kind: str) -> None:
+    cloud.answers[AZURE_EVENTS] = azure_event(kind, "vm_1", "vm_0")
+    detail = f"Azure announced: {kind} at Mon, 19 Sep 2026 18:29:47 GMT"
+    assert azure() == PreemptionNotice(name="azure", detail=detail)
+
+
+@pytest.mark.parametrize(("kind", "machine"), [("Freeze", "vm_0"), ("Preempt", "vm_1"), ("Preempt", "vm_00")])
+def test_an_event_of_another_machine_or_a_freeze_is_no_notice(
+    azure: NoticeSource, cloud: Cloud, kind: str, machine: str
+) -> None:
+    cloud.answers[AZURE_EVENTS] = azure_event(kind, machine)
+    assert azure() is None
+
+
+@pytest.mark.parametrize("body", ["", "<html>", "[]", '{"Events": [{}]}', '{"Events": "none"}'])
+def test_an_answer_of_azure_that_makes_no_sense_is_no_notice(azure: NoticeSource, cloud: Cloud, body: str) -> None:
+    cloud.answers[AZURE_EVENTS] = body
+    with pytest.raises(MetadataUnavailable):
+        azure()
 
 
 def test_a_spot_instance_that_may_stay_has_no_notice(aws: NoticeSource) -> None:
@@ -102,7 +137,7 @@ def test_an_answer_that_makes_no_sense_is_no_notice(aws: NoticeSource, cloud: Cl
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 429, 500, 503])
-@pytest.mark.parametrize("name", ["aws", "gcp"])
+@pytest.mark.parametrize("name", ["aws", "azure", "gcp"])
 def test_a_service_in_trouble_is_no_notice(
     request: pytest.FixtureRequest, cloud: Cloud, name: str, status: int
 ) -> None:
@@ -115,6 +150,7 @@ def test_a_service_in_trouble_is_no_notice(
 def test_a_service_that_is_not_there_is_no_notice(unused_port: int) -> None:
     for source in (
         partial(read_aws_notice, f"http://127.0.0.1:{unused_port}"),
+        partial(read_azure_notice, f"http://127.0.0.1:{unused_port}"),
         partial(read_gcp_notice, f"127.0.0.1:{unused_port}"),
     ):
         with pytest.raises(MetadataUnavailable):
@@ -141,6 +177,10 @@ def test_the_configuration_names_the_sources(host: str, cloud: Cloud, tmp_path: 
         "notice-file",
         "aws",
     ]
+    cloud.answers |= {AZURE_EVENTS: azure_event("Preempt", "vm_0"), AZURE_NAME: "vm_0"}
+    elsewhere = {"AZURE_POD_IDENTITY_AUTHORITY_HOST": f"http://{host}"}
+    (azure,) = notice_sources(PreemptionConfig(metadata="azure"), elsewhere)
+    assert (found := azure()) is not None and found.name == "azure"
     (gcp,) = notice_sources(PreemptionConfig(metadata="gcp"), environment)
     assert gcp() == PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from cairn.storage.errors import IntegrityError
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow
 from cairn.tasks.data import document_reader, source_files, text_pieces
-from cairn.tasks.data.document import Document, InvalidCorpus, RejectionKind
+from cairn.tasks.data.document import Document, InvalidCorpus
+from cairn.tasks.data.rejection import RejectionKind
 from cairn.tasks.data.text_pieces import elements_of
 from tests.tasks.corpus_files import open_sources, shaped
 

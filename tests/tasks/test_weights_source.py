@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -146,6 +146,12 @@ def test_special_tokens_ends_and_the_begin_token_are_carried_on(transformers: Mo
     assert theirs == ours and ours[0][0] == 301 and ours[0][-1] == 302
     generation = transformers.GenerationConfig.from_pretrained(somebody.out)
     assert (generation.eos_token_id, generation.temperature) == ([300, 302], 0.6)
+
+
+def test_every_end_of_its_documents_ends_a_text_unless_the_tokenizer_is_another(somebody: Somebody) -> None:
+    assert somebody.source.end_ids == {300, 302}
+    files = {name: digest for name, digest in somebody.source.files.items() if name != "tokenizer.json"}
+    assert replace(somebody.source, files=files).end_ids == frozenset()
 
 
 def test_the_chat_template_is_carried_on(transformers: ModuleType, somebody: Somebody) -> None:

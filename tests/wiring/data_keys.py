@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from cairn.storage.snapshots.data_snapshot import read_manifest
@@ -98,6 +99,16 @@ def documents_left_out(bench: Bench) -> None:
     with pytest.raises(InvalidCorpus):
         built(bench, source, "data.max_rejected_fraction=0.001")
     assert documents(built(bench, source, "data.max_rejected_fraction=0.5", "data.deduplicate=true")) == 60
+
+
+@acts("data.loss_on")
+def which_tokens_the_loss_counts(bench: Bench) -> None:
+    """The trainer and the evaluator read the mask that stands in the snapshot: tests/wiring/test_answers.py."""
+    rows = [json.dumps({"prompt": f"{number}? ", "completion": "yes"}) for number in range(80)]
+    (bench.flow.folder / "talk.jsonl").write_text("\n".join(rows))
+    manifest = built(bench, 'data.sources=["talk.jsonl"]', "data.tokenizer=bytes", "data.loss_on=answers")
+    assert not isinstance(manifest.answers, msgspec.UnsetType)
+    assert manifest.answers.train_tokens == 4 * manifest.split("train").documents
 
 
 @acts("data.weights", "data.stages", "data.stages.step", "data.stages.weights")

@@ -64,6 +64,13 @@ FLOW_MUTANTS = (
         "tests/wiring/test_flow.py::test_the_heartbeat_says_that_a_step_has_no_checkpoint_until_one_is_staged_again",
     ),
     mutant(
+        "heartbeat-has-no-speed",
+        TRAINER,
+        "tokens_per_second=last.record.tokens_per_second if last",
+        "tokens_per_second=last.record.mfu if last",
+        "tests/wiring/test_flow.py::test_the_last_heartbeat_says_how_far_the_trainer_got",
+    ),
+    mutant(
         "spec-patience-is-the-grace",
         TRAINER,
         "patience_seconds=config.checkpoint.patience_seconds",
@@ -176,8 +183,8 @@ FLOW_MUTANTS = (
     mutant(
         "start-without-faults",
         CLAIM,
-        "versions=placement.library_versions(),\n        faults=run.evaluation.faults",
-        'versions=placement.library_versions(),\n        faults=""',
+        "module_versions(run.config.model),\n        faults=run.evaluation.faults",
+        'module_versions(run.config.model),\n        faults=""',
         f"{TESTS}::test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_inject",
     ),
     mutant(

@@ -1,6 +1,7 @@
 """All wiring mutants: the suite must notice every one."""
 
 from tests.wiring.flow_mutants import FLOW_MUTANTS
+from tests.wiring.own_network_mutants import OWN_NETWORK_MUTANTS
 from tests.wiring.prefect_mutants import PREFECT_MUTANTS
 from tests.wiring.replay_mutants import REPLAY_MUTANTS
 from tests.wiring.report_mutants import REPORT_MUTANTS
@@ -11,6 +12,6 @@ from tests.wiring.weights_mutants import WEIGHTS_MUTANTS
 
 MUTANTS = (
     *(*TRAINING_MUTANTS, *FLOW_MUTANTS, *TASK_MUTANTS, *STORAGE_MUTANTS),
-    *(*REPLAY_MUTANTS, *REPORT_MUTANTS, *PREFECT_MUTANTS, *WEIGHTS_MUTANTS),
+    *(*REPLAY_MUTANTS, *REPORT_MUTANTS, *PREFECT_MUTANTS, *WEIGHTS_MUTANTS, *OWN_NETWORK_MUTANTS),
 )
 LEAST = 40

@@ -19,6 +19,7 @@ from cairn.reports.queries.run_status import read_status
 from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.errors import BudgetExhausted
 from tests.processes.waiting import patience_seconds
 from tests.reports.tracking_server import tracking_server
 from tests.reports.webhook import serving_hook
@@ -226,6 +227,20 @@ def how_long_it_may_take(bench: Bench) -> None:
         (receiver,) = all_receivers(run.config.notify)
         with pytest.raises(ReportError, match=r"more than 0\.25 s"):
             receiver.receive(silent_notice(RUN, "", 1, 2, 3.0))
+
+
+@acts("cost.limit")
+def how_much_a_run_may_cost(bench: Bench) -> None:
+    spent = ("checkpoint.every_steps=5", f"cost.limit={13 * STEP_GPU_SECONDS / 3600}")
+    with pytest.raises(BudgetExhausted, match=r"cost.limit = .*and the next 5 steps would take .*a higher cost.limit"):
+        bench.flow.train(*spent)
+    assert bench.flow.log.state.resume_step == 10, "the segment to step 15 would pass the limit"
+    (ended,) = (item.ended for item in bench.flow.log.state.attempts)
+    assert ended is not None and ended.reason == "paused" and "cost.limit" in ended.detail
+    status = read_status(bench.flow.log)
+    assert status.state == "paused" and "with a higher one `cairn train" in status.next
+    bench.flow.train("checkpoint.every_steps=5", "cost.limit=1e9")
+    assert bench.flow.log.state.finished is not None
 
 
 @acts("cost.gpu_hour_price", "cost.currency")

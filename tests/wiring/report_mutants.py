@@ -12,7 +12,44 @@ COLUMNS = "tests/reports/test_sql_columns.py::test_every_column_that_follows_fro
 RECORDED = "tests/reports/test_sql_columns.py::test_a_recorded_evaluation_shows_its_metrics_samples_and_verdict"
 DECISIONS = "tests/reports/test_sql_columns.py::test_every_decision_on_an_alias_shows_its_own_fields"
 
+PAGE = "cairn/ui/person_requests.py"
+STREAMED = (
+    "tests/security/test_person_requests.py::"
+    "test_a_text_is_streamed_that_the_command_would_draw_and_the_store_stays_as_it_was"
+)
+
 REPORT_MUTANTS = (
+    mutant(
+        "page-obeys-every-origin",
+        "cairn/ui/local_server.py",
+        'request.method not in ("GET", "HEAD") and',
+        "False and",
+        "tests/security/test_person_requests.py::test_a_page_of_another_origin_asks_for_nothing_even_with_the_cookie",
+    ),
+    mutant(
+        "page-draws-another-step",
+        PAGE,
+        "sampler.load(find_in_run(log, order.step))",
+        "sampler.load(find_in_run(log))",
+        STREAMED,
+    ),
+    mutant("page-draws-with-another-seed", PAGE, "sampler.write(order.seed,", "sampler.write(0,", STREAMED),
+    mutant("page-draws-at-another-temperature", PAGE, "temperature=order.temperature", "temperature=0.8", STREAMED),
+    mutant(
+        "page-gives-a-folder-the-credentials-of-buckets",
+        PAGE,
+        "else _VARIABLES",
+        "else _BUCKET_VARIABLES",
+        "tests/security/test_person_requests.py::"
+        "test_the_child_of_a_folder_gets_no_credentials_and_that_of_a_bucket_those_of_buckets",
+    ),
+    mutant(
+        "sql-time-to-go-is-that-of-all-steps",
+        "reports/queries/run_query.py",
+        "(rows.total_steps - greatest(rows.step, live.step))",
+        "rows.total_steps",
+        "tests/cairn/test_sql_command.py::test_only_a_run_that_trains_has_a_speed_and_a_time_to_go",
+    ),
     mutant(
         "sql-run-wastes-what-is-useful",
         ROWS,

@@ -81,8 +81,8 @@ TASK_MUTANTS = (
     mutant(
         "end-marks-not-counted",
         "tasks/data/snapshot_writer.py",
-        "            _require_one_end_each(batch, encoder.tokenizer.end_of_text_id)\n",
-        "",
+        "writer.inner_ends += _count_inner_ends(batch, encoder.tokenizer.end_of_text_id)",
+        "writer.inner_ends += 0",
         "tests/tasks/test_document_ends.py::test_a_part_with_a_mark_too_many_is_refused",
     ),
     mutant(

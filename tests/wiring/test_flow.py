@@ -34,7 +34,7 @@ from cairn.tasks.train_segment import Segment
 from cairn.tasks.trainer.trainer_process import ReceivedEvents
 from cairn.tasks.trainer.trainer_protocol import Finish, SegmentDone, TrainUntil
 from tests.wiring.flow_in_process import RUN, FlowWorld, NotedWarmTrainer, answer_for_evaluators, end_with
-from tests.wiring.tensorless_trainer import PEAK, STEP_GPU_SECONDS, STEP_TOKENS, loss_of
+from tests.wiring.tensorless_trainer import PEAK, STEP_GPU_SECONDS, STEP_TOKENS, TOKENS_PER_SECOND, loss_of
 
 SET = (
     "training.micro_batch=2",
@@ -281,6 +281,7 @@ def test_the_last_heartbeat_says_how_far_the_trainer_got(killed: FlowWorld) -> N
         beat=heartbeat.beat,
         step=13,
         train_loss=loss_of(13),
+        tokens_per_second=TOKENS_PER_SECOND,
         tokens=13 * STEP_TOKENS,
         gpu_seconds=13 * STEP_GPU_SECONDS,
         at=heartbeat.at,

@@ -118,6 +118,7 @@ def test_a_step_says_when_it_was_how_far_into_the_data_and_on_how_many_processes
     second, windows = parent.records[1], trainer._data.inputs.windows.window_count
     assert before <= second.at <= datetime.now(UTC)
     assert (second.tokens, second.world_size) == (2 * TRAINING["global_batch"] * MODEL["block_size"], 1)
+    assert parent.records[0].rss_bytes > 2**20 and parent.records[0].disk_free_bytes > 0
     assert second.epoch == 2 * TRAINING["global_batch"] / windows and 0 <= second.data_seconds < second.seconds + 1
 
 

@@ -12,12 +12,15 @@ from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
 from cairn.model.training import determinism
 from cairn.model.training.parallel import SINGLE_RANK
+from cairn.storage.stores.codec import sha256
+from cairn.tasks.configuration.network_module import keep_files
 from cairn.tasks.trainer import trainer as trainer_module
 from cairn.tasks.trainer import trainer_channel
 from cairn.tasks.trainer.trainer import Trainer
 from cairn.tasks.trainer.trainer_channel import ParentChannel, Place, RankChannel
 from cairn.tasks.trainer.trainer_group import TrainerGroup
 from cairn.tasks.trainer.trainer_protocol import Finish, StepDone, TrainerSpec
+from tests.networks.own_files import layers
 from tests.tasks.trainer_in_process import MODEL, TRAINING, ParentEnd
 from tests.wiring.bench import Bench
 from tests.wiring.flow_in_process import NotedWarmTrainer
@@ -28,6 +31,9 @@ seen_by(f"{FLOW}::test_the_spec_that_a_trainer_is_sent_says_what_configuration_a
 seen_by(f"{TRAINER}::test_a_gradient_is_cut_to_its_greatest_norm", "training.grad_clip")
 seen_by(f"{TRAINER}::test_attention_stays_within_documents_where_the_run_says_so", "training.mask_documents")
 seen_by(f"{TRAINER}::test_the_probe_measures_held_out_text_and_not_the_train_split", "training.probe_batches")
+seen_by(
+    "tests/security/test_network_of_a_log.py::test_a_machine_that_allows_it_samples_exports_and_replays", "code.allow"
+)
 seen_by("tests/tasks/test_initial_weights.py::test_step_0_has_exactly_the_exported_weights", "training.init_from")
 
 
@@ -62,6 +68,16 @@ def the_parts_of_an_architecture(bench: Bench) -> None:
     assert other["h.0.attn.q_norm.weight"] == (6,) and other["h.0.mlp.c_fc.weight"] == (2 * 36, 12)
     mixed = shapes(bench, positions="rotary", qk_norm=True, feed_forward="swiglu")
     assert mixed.keys() == other.keys() and mixed == other
+
+
+@acts("model.module", "model.imports")
+def a_network_of_ones_own(bench: Bench) -> None:
+    files = {"net.py": b"import yaml\n" + layers()["net.py"]}
+    model = {"module": "net.py:build", "imports": ["yaml"], "files": {"net.py": sha256(files["net.py"])}}
+    keep_files(bench.world.store, bench.world.spec(model=model).model, files)
+    allowed = {"allowed_code": tuple(model["files"].values()), "training": {"kernels": "stock"}}
+    tensors = bench.train(1, model=model, **allowed).tensors
+    assert {"model.table.weight", "optimizer.head.bias.exp_avg"} <= tensors.keys()
 
 
 @acts("model.norm", "model.norm_epsilon", "model.rotary_base")

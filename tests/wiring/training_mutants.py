@@ -19,7 +19,38 @@ SAMPLES = f"{EVALUATIONS}::test_samples_follow_from_prompts_length_and_seed"
 LOOP = "model/training/training_loop.py"
 SCHEDULE = key("the_schedule_of_the_learning_rate")
 
+ANSWERS = "tests/wiring/test_answers.py"
+ANSWERED = f"{ANSWERS}::test_a_trainer_s_loss_and_probe_are_over_the_answers"
+
 TRAINING_MUTANTS = (
+    mutant(
+        "a-trainer-learns-prompts-too",
+        SETUP,
+        "snapshot.train, *sizes, snapshot.train_answers",
+        "snapshot.train, *sizes",
+        ANSWERED,
+    ),
+    mutant(
+        "a-probe-measures-prompts-too",
+        SETUP,
+        "snapshot.val, *sizes, snapshot.val_answers",
+        "snapshot.val, *sizes",
+        ANSWERED,
+    ),
+    mutant(
+        "an-evaluator-measures-prompts-too",
+        EVALUATOR,
+        "opened.snapshot.val, *sizes, opened.snapshot.val_answers",
+        "opened.snapshot.val, *sizes",
+        f"{ANSWERS}::test_an_evaluation_s_loss_is_over_the_answers_and_in_no_unit_of_bytes",
+    ),
+    mutant(
+        "masks-of-other-windows",
+        "model/data/token_windows.py",
+        "self._answers.gather(indexes) == 0",
+        "self._answers.gather(indexes) != 0",
+        ANSWERED,
+    ),
     mutant(
         "documents-not-masked",
         SETUP,
@@ -250,7 +281,7 @@ TRAINING_MUTANTS = (
     mutant(
         "layers-gathered-in-fp32",
         "model/training/train_state.py",
-        "AUTOCAST_DTYPES.get(training_config.precision)",
+        "AUTOCAST_DTYPES.get(training.precision)",
         'AUTOCAST_DTYPES.get("fp32")',
         "tests/model/test_sharding.py::test_layers_are_gathered_in_the_numbers_that_they_are_computed_in",
     ),

@@ -25,8 +25,8 @@ WEIGHTS_MUTANTS = (
     mutant(
         "rows-without-a-token-drawn",
         "model/inference/prediction.py",
-        "[0, : model.vocab_size]",
-        "[0]",
+        "model.extend(context, cache)[0, : model.vocab_size]",
+        "model.extend(context, cache)[0]",
         "tests/tasks/test_weights_source.py::test_no_row_beyond_the_ids_is_ever_drawn",
     ),
     mutant(
@@ -88,8 +88,8 @@ WEIGHTS_MUTANTS = (
     mutant(
         "adapters-passed-by-fused-layers",
         "model/training/train_state.py",
-        "and not (training_config.compile or lora)",
-        "and not training_config.compile",
+        "and not (training.compile or training.lora)",
+        "and not training.compile",
         "tests/model/test_adapters.py::test_only_adapters_move_and_only_they_have_gradients_and_moments",
     ),
     mutant(

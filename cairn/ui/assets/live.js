@@ -41,6 +41,7 @@ function replacePart(before, after) {
   const scrolled = scrolling(before).map((item) => [item.scrollLeft, item.scrollTop]);
   const fresh = document.adoptNode(after);
   carry(before, fresh);
+  if (before.value) fresh.value = before.value; // a list to choose from
   before.replaceWith(fresh);
   scrolling(fresh).forEach((item, place) => ([item.scrollLeft, item.scrollTop] = scrolled[place] || [0, 0]));
   if (focused) fresh.querySelector(focused)?.focus({ preventScroll: true });
@@ -119,6 +120,68 @@ function searchAsTyped(form) {
   form.addEventListener("submit", (event) => { event.preventDefault(); search(); });
   form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(search, 150); });
 }
+
+// What a person asks for goes by fetch: only then a browser says in Origin which page it comes from.
+async function send(form, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  const answer = await fetch(form.action, { method: "POST", headers, body: JSON.stringify(body), signal });
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer;
+}
+
+async function writeNote(form, say) {
+  const { text, tags } = form.elements;
+  await send(form, { text: text.value, tags: tags.value.split(/\s+/).filter(Boolean) });
+  form.reset();
+  say("kept");
+  tag = null;
+  refresh();
+}
+
+async function drawText(form, say) {
+  const { prompt, step, tokens, temperature, seed } = form.elements;
+  const order = { prompt: prompt.value, step: step.value ? Number(step.value) : null };
+  for (const field of [tokens, temperature, seed]) order[field.name] = Number(field.value);
+  const [shown, stop, leaving] = [form.querySelector("pre"), form.querySelector("[data-stop]"), new AbortController()];
+  shown.hidden = stop.hidden = false;
+  shown.textContent = "";
+  stop.onclick = () => leaving.abort();
+  try {
+    const answer = await send(form, order, leaving.signal);
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = "", part; !(part = await reader.read()).done; ) {
+      const lines = (rest + part.value).split("\n");
+      rest = lines.pop();
+      for (const piece of lines.map((line) => JSON.parse(line))) {
+        shown.append(piece.text); // as text, whatever it is
+        say(piece.ended ? `${piece.ended}; seed ${order.seed}` : "");
+      }
+    }
+    seed.value = order.seed + 1;
+  } finally {
+    stop.hidden = true;
+    shown.hidden = !shown.textContent;
+  }
+}
+
+const TASKS = { note: writeNote, prompt: drawText };
+
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  const task = TASKS[form.dataset.task];
+  if (!task) return;
+  event.preventDefault();
+  const button = form.querySelector("button");
+  const say = (words) => (form.querySelector("[role=status]").textContent = words);
+  button.disabled = true;
+  say("…");
+  try {
+    await task(form, say);
+  } catch (error) {
+    say(error.name === "AbortError" ? "stopped" : error.message);
+  }
+  button.disabled = false;
+});
 
 remember(document);
 tellTimes();

@@ -79,11 +79,18 @@
     }));
   }
 
-  const PANELS = [["lr", "learning rate", "y2"], ["grad_norm", "gradient norm", "y3"], ["tokens_per_second", "tokens/s", "y4"], ["memory_bytes", "memory", "y6"], ["data_seconds", "seconds waiting for data", "y7"]];
+  const [BYTES, SECONDS] = ["B", "s"].map((ticksuffix) => ({ rangemode: "tozero", tickformat: "~s", ticksuffix }));
+  const PANELS = [
+    ["lr", "lr", 2, { exponentformat: "e" }], ["grad_norm", "grad norm", 3, { type: "log" }], ["tokens_per_second", "tokens/s", 4, { rangemode: "tozero" }],
+    ["memory_bytes", "memory", 6, BYTES], ["data_seconds", "data wait", 7, SECONDS], ["disk_free_bytes", "disk free", 8, BYTES],
+  ];
+  const LOWEST = "y8";
 
   function single(view, axis, controls) {
     const color = css("--curve");
-    const panels = PANELS.flatMap(([name, , yaxis]) => line(view, name, axis, { yaxis, name: "", line: { color, width: 1.2 }, showlegend: false, hoverinfo: "x+y" }));
+    const panel = (yaxis, shown) => ({ yaxis: `y${yaxis}`, name: "", showlegend: false, hoverinfo: "x+y", line: { color, width: 1.2, ...shown } });
+    const panels = PANELS.flatMap(([name, , yaxis]) => line(view, name, axis, panel(yaxis)));
+    panels.push(...line(view, "rss_bytes", axis, panel(6, { color: css("--soft"), dash: "dot" }))); // beside that of a GPU
     return [...loss(view, axis, color, "train loss (trend)", controls), ...heldOut(view, axis, "#D55E00", "held-out loss"), ...marks([view], axis), ...promotions(view, axis), ...ends(view, axis), ...panels];
   }
 
@@ -105,15 +112,14 @@
     const y = (domain, text, more) => axisStyle({ domain, title: { text, standoff: 6, font: { size: 11.5 } }, ...more });
     const own = {
       yaxis: y(isSingle ? [0.55, 1] : [0, 1], "loss", { type: controls.log ? "log" : "linear" }),
-      xaxis: axisStyle({ title: { text: LABELS[axis], standoff: 8 }, anchor: isSingle ? "y7" : "y", rangemode: "tozero" }),
+      xaxis: axisStyle({ title: { text: LABELS[axis], standoff: 8 }, anchor: isSingle ? LOWEST : "y", rangemode: "tozero" }),
     };
     if (axis !== "time") own.xaxis.range = [0, 1.01 * Math.max(1, ...views.map((view) => view.total_steps * unit(view, axis)))];
     if (isSingle) {
-      own.yaxis2 = y([0.44, 0.51], "lr", { nticks: 3, exponentformat: "e" });
-      own.yaxis3 = y([0.33, 0.4], "grad norm", { nticks: 3, type: "log" });
-      own.yaxis4 = y([0.22, 0.29], "tokens/s", { nticks: 3, rangemode: "tozero" });
-      own.yaxis6 = y([0.11, 0.18], "memory", { nticks: 3, rangemode: "tozero", tickformat: "~s", ticksuffix: "B" });
-      own.yaxis7 = y([0, 0.07], "data wait", { nticks: 3, rangemode: "tozero", tickformat: "~s", ticksuffix: "s" });
+      PANELS.forEach(([, text, number, more], place) => {
+        const bottom = (PANELS.length - 1 - place) * 0.09;
+        own[`yaxis${number}`] = y([bottom, bottom + 0.06], text, { nticks: 3, ...more });
+      });
       own.yaxis5 = { domain: [0.55, 1], overlaying: "y", range: [0, 1], visible: false, fixedrange: true };
     }
     return {
