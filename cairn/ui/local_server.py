@@ -97,7 +97,8 @@ class LocalServer:
         config = uvicorn.Config(
             self.app, log_level="error", access_log=False, lifespan="off", ws="none", proxy_headers=False, **bounds
         )
-        return uvicorn.Server(config)
+        server = self.app.state.server = uvicorn.Server(config)
+        return server
 
 
 class BoundedConnection(asyncio.Protocol):

@@ -18,6 +18,7 @@ from msgspec import Meta
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from uvicorn import Server
 
 from cairn.model.errors import ModelError
 from cairn.operations.run_notes import note_run
@@ -35,7 +36,7 @@ from cairn.tasks.text.format import one_line
 MOST_SECONDS, MOST_TOKENS, MOST_CHARACTERS = 60.0, 1_000, 4_000
 """Of one text: time to draw it, tokens, and characters of its prompt."""
 MOST_BODY_BYTES = 32 * 1024
-_LEAST_MEMORY_BYTES, _MEMORY_SHARE, _CORE_SECONDS = 2 << 30, 4, 600
+_LEAST_MEMORY_BYTES, _MEMORY_SHARE, _CORE_SECONDS, _POLL_SECONDS = 2 << 30, 4, 600, 0.2
 _VARIABLES = ("CAIRN_CACHE", "XDG_CACHE_HOME")
 _BUCKET_VARIABLES = (*_VARIABLES, "AWS_", "HTTPS_PROXY", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 """How the variables begin that the child of a folder gets, and that of a bucket."""
@@ -119,9 +120,8 @@ class PersonRequests:
                 self._drawn = order if child is not None else None
         except _EXPECTED as error:
             return _refuse(error)
-        end = partial(self._end, order, child)
-        asyncio.get_running_loop().call_later(MOST_SECONDS, end)  # also where nobody reads
-        pieces, headers = _read_pieces(child, end), {"cache-control": "no-store"}
+        self._watch(order, child, asyncio.get_running_loop().time() + MOST_SECONDS, request.app.state.server)
+        pieces, headers = _read_pieces(child, partial(self._end, order, child)), {"cache-control": "no-store"}
         return StreamingResponse(pieces, media_type="application/x-ndjson", headers=headers)
 
     def _start(self, run_id: str, order: PromptOrder) -> "Popen[bytes]":
@@ -140,6 +140,14 @@ class PersonRequests:
         with child.stdin:  # a pipe holds it
             child.stdin.write(msgspec.json.encode(replace(order, step=reference.step)))
         return child
+
+    def _watch(self, order: PromptOrder, child: "Popen[bytes]", deadline: float, server: Server) -> None:
+        """End a child in time, also where nobody reads, and before the server waits for its text in vain."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= deadline or server.should_exit:
+            self._end(order, child)
+        elif self._drawn is order:
+            loop.call_later(_POLL_SECONDS, self._watch, order, child, deadline, server)
 
     def _end(self, order: PromptOrder, child: "Popen[bytes]") -> None:
         child_process.end_child(child)

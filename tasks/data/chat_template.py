@@ -24,7 +24,6 @@ _OPENING = re.compile(r"\{%([-+]?)\s*generation\s*([-+]?)%\}")
 _CLOSING = re.compile(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}")
 _LEAST_CHARACTERS, _MOST_GROWTH = 1 << 20, 64
 _MOST_ROW_BYTES = 64 << 20
-_MESSAGES = "messages, or prompt and completion"
 Span = tuple[int, int]
 
 
@@ -65,7 +64,7 @@ def run() -> None:
         template = msgspec.json.decode(rows.readline(), type=ChatTemplate | None)
         try:
             renderer = None if template is None else Renderer(template)
-        except (jinja2.TemplateError, RecursionError, ArithmeticError, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, RecursionError, SyntaxError, TypeError, ValueError) as error:
             sys.exit(f"the chat template cannot be read: {' '.join(str(error).split())}")
         for offset, row in _rows(rows):
             out.write(msgspec.json.encode(render_row(renderer, offset, row)) + b"\n")
@@ -108,7 +107,7 @@ def _parse(content: bytes) -> _Row:
             raise _Fault(RejectionKind.NOT_JSON, "no object") from None
         row = _Row(**{name: found.get(name) for name in _Row.__slots__})
     if row.messages is None and (row.prompt is None or row.completion is None):
-        raise _Fault(RejectionKind.MISSING_FIELD, f"no fields {_MESSAGES}, or null in them")
+        raise _Fault(RejectionKind.MISSING_FIELD, "no fields messages, or prompt and completion, or null in them")
     return row
 
 
@@ -124,10 +123,6 @@ def _join(row: _Row) -> tuple[str, list[Span]]:
 def _converse(renderer: "Renderer", row: _Row, size: int) -> tuple[str, list[Span]]:
     before = [] if row.messages is not None else _messages(row.prompt, "user")
     after = _messages(row.completion, "assistant") if row.messages is None else _messages(row.messages)
-    if row.messages is not None and isinstance(row.messages, str):
-        raise _Fault(
-            RejectionKind.NOT_A_CONVERSATION, "messages is a text; rule: a list of objects with role and content"
-        )
     if not any(message["role"] == "assistant" for message in after):
         raise _Fault(RejectionKind.NO_ANSWER, "no message of the assistant")
     try:
@@ -173,6 +168,7 @@ class Renderer:
         """
         self._most = most
         text, answers = self._render(messages, tools)
+        numbers = [number for number in range(first, len(messages)) if messages[number]["role"] == "assistant"]
 
         def stop_of(count: int, place: str, is_begun: bool = False) -> int:
             part, _ = self._render(messages[:count], tools, is_begun)
@@ -186,11 +182,9 @@ class Renderer:
             begin = stop_of(first, "of the prompt alone") if first else 0
             answers = [span for span in answers if span[0] >= begin]
         else:
-            numbers = [number for number in range(first, len(messages)) if messages[number]["role"] == "assistant"]
-            answers = [
-                (stop_of(one, f"before message {one + 1}", is_begun=True), stop_of(one + 1, f"up to message {one + 1}"))
-                for one in numbers
-            ]
+            begins = [stop_of(one, f"before message {one + 1}", is_begun=True) for one in numbers]
+            stops = [stop_of(one + 1, f"up to message {one + 1}") for one in numbers]
+            answers = list(zip(begins, stops, strict=True))
         if not answers:
             raise _Fault(RejectionKind.NO_ANSWER, "the template marks no answer in it")
         return text, answers

@@ -211,7 +211,10 @@ class _Build:
         ranges = text_ranges.find_ranges(store, self._data, self.sources, tokenizer)
         left_bytes = sum(source.bytes for one in ranges if one.parts is None for source in one.sources)
         try:
-            if not (tokenizer and (accelerate(tokenizer, self.sources, left_bytes) or left_bytes < self._stored_bytes)):
+            is_dear = bool(self._data.loss_on)  # conversations are rendered once, and encoded by the reference
+            if not tokenizer or not (
+                is_dear or accelerate(tokenizer, self.sources, left_bytes) or left_bytes < self._stored_bytes
+            ):
                 survey, tokenizer = self._survey(folder)
                 accelerate(tokenizer, self.sources, survey.text_bytes)
             encoder = PartEncoder(

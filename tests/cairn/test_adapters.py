@@ -1,6 +1,7 @@
 """Commands on a run that trained adapters: exports with and without its base, forks, and what is refused."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,27 @@ def test_an_adapter_added_by_peft_s_rules_is_the_whole_export(
     card = (tmp_path / "adapter" / "README.md").read_text()
     assert card.startswith('---\nlibrary_name: peft\npipeline_tag: text-generation\nbase_model: "out"\n')
     assert "PeftModel" in card and "PeftModel" not in (tmp_path / "whole" / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.slow  # beside: the test above; peft is no part of the developers' environment
+def test_peft_itself_opens_an_adapter_and_computes_the_same(cairn: Cairn, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed here")
+    assert cairn("export", "tuned", "adapter", "--adapter").code == cairn("export", "tuned", "whole").code == 0
+    from transformers import AutoModelForCausalLM
+
+    base, whole = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32) for name in ("out", "whole")
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    tokens = torch.randint(0, 301, (2, 16), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found, wanted = (network.eval()(tokens).logits for network in (adapted, whole))
+        with adapted.disable_adapter():
+            plain = adapted(tokens).logits
+    assert torch.allclose(found, wanted, atol=1e-4) and (found - plain).abs().max() > 0.01
 
 
 def test_transformers_computes_with_a_whole_export_what_was_trained(

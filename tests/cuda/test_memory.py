@@ -64,6 +64,7 @@ RANKS: dict[str, tuple[int, Trace, Trace]] = {
     "8 replicated, 1 window": (8, {}, windows(8, 1)),
     "3 replicated, qwen3, fp32": (3, QWEN3, {**FP32, **windows(3, 1)}),
     "2 replicated, two micro-batches": (2, {}, {**STOCK, **windows(4, 1)}),
+    "8 replicated, adapters": (8, QWEN3, {"lora": {}, **windows(64, 8)}),
     "8 sharded": (8, {}, {**SHARDED, **windows(64, 8)}),
     "8 sharded, two micro-batches": (8, {}, {**SHARDED, **windows(64, 4)}),
     "64 sharded, 1 window": (64, {}, {**SHARDED, **windows(64, 1)}),

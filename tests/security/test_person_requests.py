@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -236,6 +237,17 @@ def test_one_who_leaves_within_an_order_or_a_text_does_nothing_and_prints_nothin
         assert is_answered(live)
         wait_until(lambda: not any(map(is_alive, started)), "the end of the child")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_server_that_ends_ends_a_text_and_prints_nothing(
+    bard: FabricatedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    drawing(monkeypatch, ENDLESS)
+    with ExitStack() as waiting:
+        with served(bard.log.store, tmp_path / "work") as live:
+            answer = waiting.enter_context(live.asking(PROMPT, body=b"{}"))
+            answer.readline()
+        assert b"its process ended with -9" in answer.read() and capfd.readouterr() == ("", "")
 
 
 def is_answered(live: LiveServer) -> bool:

@@ -88,8 +88,8 @@ WEIGHTS_MUTANTS = (
     mutant(
         "adapters-passed-by-fused-layers",
         "model/training/train_state.py",
-        "and not (training_config.compile or lora)",
-        "and not training_config.compile",
+        "and not (training.compile or training.lora)",
+        "and not training.compile",
         "tests/model/test_adapters.py::test_only_adapters_move_and_only_they_have_gradients_and_moments",
     ),
     mutant(
