@@ -134,7 +134,7 @@ class RunConfig(Section, use_attribute_docstrings=True):
     @model_validator(mode="after")
     def _module_is_trained_as_it_is(self) -> Self:
         of_ours = {"kernels": "fused", "parallel": "fsdp", "optimizer": "muon"}
-        for key in ("init_from", "compile", "mask_documents", "z_loss", *of_ours) if self.model.module else ():
+        for key in ("init_from", "compile", "lora", "mask_documents", "z_loss", *of_ours) if self.model.module else ():
             value = getattr(self.training, key)
             if value and value == of_ours.get(key, value):
                 raise ValueError(f"training.{key} = {value!r} is only for the networks that Cairn has; leave it out")

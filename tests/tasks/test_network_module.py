@@ -8,6 +8,7 @@ import pytest
 
 from cairn.model.configuration.network import ModelConfig
 from cairn.storage.stores.codec import sha256
+from cairn.tasks.configuration.configuration_source import parse_configuration
 from cairn.tasks.configuration.network_module import module_versions, read_module
 from cairn.tasks.errors import InvalidConfiguration
 
@@ -187,3 +188,17 @@ def test_files_that_import_each_other_are_read_once_and_too_many_are_refused(fol
         (folder / f"part_{number}.py").write_text("")
     with pytest.raises(InvalidConfiguration, match="at most 50 files"):
         read(folder, **WIDE)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("training.init_from=weights", "training.compile=true", "training.mask_documents=true", "training.z_loss=0.1"),
+        *("training.kernels=fused", "training.parallel=fsdp", "training.optimizer=muon", "training.lora={rank = 2}"),
+        "data.loss_on=answers",
+    ],
+)
+def test_what_only_cairns_networks_can_is_refused_with_its_key(folder: Path, key: str) -> None:
+    document = {"data": {"sources": ["a.jsonl"]}, "training": {"steps": 1}, "model": WIDE}
+    with pytest.raises(InvalidConfiguration, match=f"{key.partition('=')[0]}.*only for the networks that Cairn has"):
+        parse_configuration(document, overrides=[key], environment={}, name="run.toml", folder=folder)
