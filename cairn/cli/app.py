@@ -55,7 +55,7 @@ RECORDS: Mapping[str, str] = {
     "evaluate": "cairn.reports.queries.evaluations:EvaluationComparison",
     "promote": "cairn.reports.queries.alias_history:AliasDecision",
     "rollback": "cairn.reports.queries.alias_history:AliasDecision",
-    "export": "cairn.operations.trained_models:ExportedModel",
+    "export": "cairn.operations.exported_model:ExportedModel",
     "data run.toml": "cairn.reports.queries.corpus_preview:CorpusPreview",
     "data": "cairn.reports.queries.data_summary:DataSummary",
     "import-tokens": "cairn.tasks.data.snapshot_lookup:SnapshotReference",

@@ -3,9 +3,7 @@
 A text too small for every tokenizer is refused here, tokenizing checks exactly. Memory and room are estimates.
 """
 
-import math
 import os
-import shutil
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from cairn.flows.preparation import store_room
 from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
 from cairn.model.configuration.adapters import adapter_table
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
@@ -39,10 +38,6 @@ from cairn.tasks.trainer.initial_weights import InitialDirectory, check_director
 from cairn.tasks.trainer.module_trial import try_module
 from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
-_BESIDE_KEPT = 2
-"""One checkpoint on its way, and one that is superseded and not yet deleted."""
-_LATE = 2
-"""One that is evaluated, and one that waits for that; with less room, a full store waits for the evaluator."""
 _SMALL_BYTES = 16 * 1024 * 1024
 """More text takes longer to tokenize than Prefect takes to import, and the run's step shows how far it is."""
 
@@ -96,7 +91,7 @@ def check_before_start(
     vocab_size = _check_data(log.store, wanted, resolved.base_dir)
     if writable:
         _check_memory(wanted, log.state, vocab_size, sizes, group)
-        require_room(log.store, store_room(log.store, log.state, wanted, vocab_size))
+        store_room.require_room(log.store, store_room.store_room(log.store, log.state, wanted, vocab_size))
     return wanted
 
 
@@ -297,60 +292,3 @@ def choose_workers(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memo
         if estimate_trainer(config, vocab_size, sizes, several).total_bytes <= memory.bytes * (1 - MARGIN):
             return workers
     return 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoreRoom:
-    """The room of a run's checkpoints: how many retention keeps at most, and the bytes beside those that are there.
-
-    `late_bytes` is for those that a slow evaluator still needs, more the slower it is; `free_bytes` is free on the
-    store's disk, None where there is no disk to ask.
-    """
-
-    bytes_each: int
-    kept_at_most: int
-    needed_bytes: int
-    late_bytes: int
-    free_bytes: int | None
-
-
-def store_room(
-    store: object_store.ObjectStore, state: run_state.RunState, config: RunConfig, vocab_size: int
-) -> StoreRoom:
-    """Return the room that the checkpoints of a run take, beside those that it has already."""
-    rules, total = config.checkpoint, config.training.steps
-    commits, milestones = -(-total // rules.every_steps), total // rules.keep_every if rules.keep_every else 0
-    kept = min(commits, rules.keep_last + rules.keep_best + milestones)
-    each = _checkpoint_bytes(state, config, vocab_size)
-    there = sum(record.committed.bytes for record in state.live_checkpoints)
-    most = math.inf if rules.every_seconds else commits
-    needed, with_late = (each * min(most, kept + beside) for beside in (_BESIDE_KEPT, _BESIDE_KEPT + _LATE))
-    late, needed, free = int(with_late - needed), max(0, int(needed) - there), free_bytes(store)
-    return StoreRoom(bytes_each=each, kept_at_most=kept, needed_bytes=needed, late_bytes=late, free_bytes=free)
-
-
-def _checkpoint_bytes(state: run_state.RunState, config: RunConfig, vocab_size: int) -> int:
-    """Return the size of a checkpoint; a module's is that of its newest, or of a trial's state."""
-    if not config.model.module:
-        return size_estimate.checkpoint_bytes(config.model, config.training, vocab_size)
-    if (newest := state.newest_committed) is not None:
-        return newest.committed.bytes
-    tried = try_module(config, vocab_size, next_sizes(state, config.training, config.model.block_size))
-    return tried.parameters_bytes + tried.optimizer_bytes
-
-
-def free_bytes(store: object_store.ObjectStore) -> int | None:
-    """Return what is free on the store's disk, None where there is no disk to ask."""
-    if (folder := store.local_path("runs")) is None:
-        return None
-    return shutil.disk_usage(next(parent for parent in folder.parents if parent.is_dir())).free
-
-
-def require_room(store: object_store.ObjectStore, room: StoreRoom) -> None:
-    """Raise `InvalidConfiguration` if the store's disk cannot hold the checkpoints that retention keeps."""
-    if room.free_bytes is not None and room.needed_bytes > room.free_bytes:
-        raise InvalidConfiguration(
-            f"store {store.url}: {format_quantity(room.needed_bytes)} are needed for checkpoints of "
-            f"{format_quantity(room.bytes_each)}, {format_quantity(room.free_bytes)} are free; free space, lower "
-            "checkpoint.keep_last, keep_best or raise keep_every, or choose another --store"
-        )

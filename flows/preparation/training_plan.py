@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cairn.flows.preparation import preflight
-from cairn.flows.preparation.preflight import AvailableMemory, StoreRoom
+from cairn.flows.preparation import preflight, store_room
+from cairn.flows.preparation.preflight import AvailableMemory
 from cairn.model.estimates.exchanges import Exchange, step_exchanges
 from cairn.model.estimates.size_estimate import TRACED_ERROR, MemoryEstimate, count_parameters
 from cairn.model.estimates.step_memory import FP32_BYTES
@@ -107,7 +107,7 @@ class TrainingPlan:
     processes: int
     exchanges: tuple[Exchange, ...]
     commits: int
-    room: StoreRoom
+    room: store_room.StoreRoom
     evaluated_commits: int
     suites: tuple[str, ...]
     arithmetic_moved: str
@@ -155,7 +155,7 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
             config.model, config.training, data.vocab_size, micro_batch=sizes.micro_batch, processes=processes
         ),
         commits=_multiples(every, first, total),
-        room=preflight.store_room(log.store, log.state, config, data.vocab_size),
+        room=store_room.store_room(log.store, log.state, config, data.vocab_size),
         evaluated_commits=_multiples(every * config.evaluation.every_commits, first, total),
         suites=(suite_of(config.evaluation).name, *(suite.name for suite in config.evaluation.evaluators)),
         arithmetic_moved=_arithmetic_moved(log, config) if ahead else "",

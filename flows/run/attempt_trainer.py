@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from cairn.flows.preparation.preflight import available_memory, choose_workers, free_bytes, memory_room
+from cairn.flows.preparation.preflight import available_memory, choose_workers, memory_room
+from cairn.flows.preparation.store_room import free_bytes
 from cairn.flows.run import active_run, run_decisions
 from cairn.storage.errors import Fenced, StorageError
 from cairn.storage.logs import log_entry, run_entries, step_log
