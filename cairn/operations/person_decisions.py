@@ -116,7 +116,11 @@ def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str
             "Name text instead, which is tokenized with the network's own"
         )
     snapshot_lookup.check_block_size(
-        built.manifest, config.model.block_size, config.data, mask_documents=config.training.mask_documents
+        built.manifest,
+        config.model.block_size,
+        config.data,
+        mask_documents=config.training.mask_documents,
+        module=config.model.module or "",
     )
     return built.snapshot_id
 

@@ -138,7 +138,11 @@ def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Pa
     if config.data.snapshot:
         manifest = snapshot_lookup.find_by_id(store, config.data.snapshot).manifest
         snapshot_lookup.check_block_size(
-            manifest, config.model.block_size, config.data, mask_documents=config.training.mask_documents
+            manifest,
+            config.model.block_size,
+            config.data,
+            mask_documents=config.training.mask_documents,
+            module=config.model.module or "",
         )
         vocab_size = manifest.vocab_size
     else:

@@ -231,7 +231,11 @@ def _record_opening(
     with choosing as mode, TextProgress().showing() as show:
         snapshot = steps.tokenize_and_split(text, log.store, show)
     snapshot_lookup.check_block_size(
-        snapshot.manifest, wanted.model.block_size, wanted.data, mask_documents=wanted.training.mask_documents
+        snapshot.manifest,
+        wanted.model.block_size,
+        wanted.data,
+        mask_documents=wanted.training.mask_documents,
+        module=wanted.model.module or "",
     )
     keep_files(log.store, wanted.model, wanted.code.files)
     initial = None

@@ -180,16 +180,20 @@ def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size
 
 
 def check_block_size(
-    manifest: SnapshotManifest, block_size: int, data: DataConfig, *, mask_documents: bool = False
+    manifest: SnapshotManifest, block_size: int, data: DataConfig, *, mask_documents: bool = False, module: str = ""
 ) -> None:
     """Raise InvalidCorpus if a split or a weighted source has no whole window of block_size + 1 tokens.
 
-    And for `mask_documents` if end-of-text tokens stand within conversations too.
+    Of conversations also for a `module` of one's own, and for `mask_documents` if end-of-text tokens stand within.
     """
-    if mask_documents and not isinstance(manifest.answers, msgspec.UnsetType) and manifest.answers.inner_ends:
-        problem = f"{manifest.answers.inner_ends} end-of-text tokens stand within conversations"
-        rule = "the token ends conversations alone. Name another with data.end_of_text, or leave mask_documents out"
-        raise InvalidCorpus(f"training.mask_documents = true: {problem}; rule: {rule}")
+    if not isinstance(found := manifest.answers, msgspec.UnsetType):
+        if module:
+            rule = "only the networks that Cairn has count answers alone. Name other data, or leave model.module out"
+            raise InvalidCorpus(f"model.module = {module!r}: the snapshot holds conversations; rule: {rule}")
+        if mask_documents and found.inner_ends:
+            problem = f"{found.inner_ends} end-of-text tokens stand within conversations"
+            rule = "the token ends conversations alone. Name another with data.end_of_text, or leave mask_documents out"
+            raise InvalidCorpus(f"training.mask_documents = true: {problem}; rule: {rule}")
     name = min(SPLITS, key=lambda split: manifest.split(split).tokens)
     tokens = manifest.split(name).tokens
     if block_size + 1 > tokens:

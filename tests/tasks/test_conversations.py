@@ -163,6 +163,8 @@ def test_ends_within_conversations_are_counted_and_bounds_of_documents_are_then_
     check_block_size(made.manifest, 16, world.data("a.jsonl"))
     with pytest.raises(InvalidCorpus, match=r"mask_documents = true: 60 end-of-text tokens stand within"):
         check_block_size(made.manifest, 16, world.data("a.jsonl"), mask_documents=True)
+    with pytest.raises(InvalidCorpus, match=r"model.module = 'my.py:build': the snapshot holds conversations"):
+        check_block_size(made.manifest, 16, world.data("a.jsonl"), module="my.py:build")
     other = World(tmp_path, ENDED).build(lines(messages()))
     check_block_size(other.manifest, 16, world.data("a.jsonl"), mask_documents=True)
 
