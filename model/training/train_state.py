@@ -289,10 +289,10 @@ def describe_mismatch(expected: Mapping[str, Tensor], offered: Mapping[str, Tens
 def load_weights(model: Network, tensors: Mapping[str, Tensor]) -> None:
     """Copy the `model.*` tensors in place; other names, shapes or dtypes raise StateMismatch, nothing is copied.
 
-    Of a network with adapters, they are those beside them.
+    Of a network with adapters, they are those beside them, which are frozen.
     """
-    own = ((name, parameter) for name, parameter in model.named_parameters() if adapters.WITHIN not in name)
-    expected = {f"{WEIGHT_PREFIX}{name}": parameter for name, parameter in own}
+    every = {f"{WEIGHT_PREFIX}{name}": parameter for name, parameter in model.named_parameters()}
+    expected = {name: parameter for name, parameter in every.items() if not parameter.requires_grad} or every
     offered = {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHT_PREFIX)}
     if difference := describe_mismatch(expected, offered):
         raise StateMismatch(f"weights do not fit the model ({difference}); use the config the checkpoint was made with")

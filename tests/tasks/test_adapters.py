@@ -92,7 +92,7 @@ def test_a_checkpoint_of_adapters_is_gone_on_from_only_as_it_was_made(
 def test_adapters_without_weights_to_be_beside_are_not_trained(world: TrainingWorld) -> None:
     data: Any = SimpleNamespace(snapshot=SimpleNamespace(manifest=world.manifest))
     with pytest.raises(InvalidInput, match="no weights to train beside"):
-        fresh_state(spec(world, None, 8), data, Place(device=torch.device("cpu")))
+        fresh_state(world.store, spec(world, None, 8), data, Place(device=torch.device("cpu")))
 
 
 @pytest.fixture(params=["flipped", "gone"])
