@@ -188,6 +188,11 @@ def unknown_key(key: str, *, is_section: bool = False) -> str:
     return f"unknown key; `{command}` lists the keys"
 
 
+@cache
+def _secret_keys() -> frozenset[str]:
+    return frozenset(key for key, field, *_ in _fields(_schema(), "", {}) if field.get("writeOnly"))
+
+
 def _dotted(path: Sequence[str | int]) -> str:
     return ".".join(part for part in path if isinstance(part, str))
 
@@ -195,7 +200,8 @@ def _dotted(path: Sequence[str | int]) -> str:
 def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: object) -> Iterator[BrokenRule]:
     name, shown = _dotted(path), _cut(".".join(map(str, path))) or "the configuration"
     known = keys_by_name().get(name)
-    given = shown if isinstance(value, Mapping) else f"{shown} = {_cut(repr(value))}"
+    is_shown = not isinstance(value, Mapping) and name not in _secret_keys()
+    given = f"{shown} = {_cut(repr(value))}" if is_shown else shown
     if kind == "missing":
         required = [key for key in keys_by_name().values() if key.section == name and key.default == "required"]
         for key in [known] if known else required:
@@ -213,7 +219,7 @@ def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: obje
         as_list = ""
         if isinstance(value, str) and known.rule.startswith("a list"):
             as_list = f", such as [{value if value[:1].isdigit() else json.dumps(value)}]"
-        text = f"{shown} = {_cut(repr(value))}: must be {known.rule}{as_list}; {known.summary}"
+        text = f"{given}: must be {known.rule}{as_list}; {known.summary}"
     elif not name or name in section_meanings():
         text = f"{given}: must be a section; `{f'cairn config {name}'.strip()}` lists its keys"
     else:

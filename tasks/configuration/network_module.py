@@ -47,8 +47,7 @@ def read_module(model: ModelConfig, folder: Path) -> tuple[ModelConfig, dict[str
         if len(files) == _MOST_FILES or not re.match(PYTHON_FILE, file.name):
             rule = f"at most {_MOST_FILES} files with names of letters, digits and '_'"
             raise _refusal(model, f"{file.name} is one file more than it may be made of; rule: {rule}")
-        files[file.name] = _read(model, file)
-        trees[file.name] = _parse(model, file.name, files[file.name])
+        files[file.name], trees[file.name] = _read(model, file)
         waiting += _files_beside(model, file, trees[file.name])
     arguments = _check_arguments(model, _parameters(model, trees[path.name], name))
     hashes = {file: sha256(files[file]) for file in sorted(files)}
@@ -124,20 +123,15 @@ def _entry(model: ModelConfig, folder: Path) -> tuple[Path, str]:
     return folder / expand_home("model.module", file), name
 
 
-def _read(model: ModelConfig, file: Path) -> bytes:
+def _read(model: ModelConfig, file: Path) -> tuple[bytes, ast.Module]:
     try:
-        return read_file(file, _MOST_BYTES)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+        content = read_file(file, _MOST_BYTES)
+        return content, ast.parse(content)
+    except SyntaxError as error:
+        raise _refusal(model, f"{file.name}, line {error.lineno}: {error.msg}; rule: a file of this Python") from error
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        why = getattr(error, "strerror", None) or error
         raise _refusal(model, f"{file} cannot be read: {why}; relative paths start at the configuration") from error
-
-
-def _parse(model: ModelConfig, name: str, content: bytes) -> ast.Module:
-    try:
-        return ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        where = f"{name}, line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else f"{name}: {error}"
-        raise _refusal(model, f"{where}; rule: a file that this Python reads") from error
 
 
 def _files_beside(model: ModelConfig, file: Path, tree: ast.Module) -> Iterator[Path]:

@@ -40,6 +40,11 @@ def notify(address: str) -> None:
     read_notify({"CAIRN_NOTIFY__WEBHOOK": address})
 
 
+def webhook(address: str) -> None:
+    settings = ["data.sources=a.txt", "training.steps=1"]
+    read_configuration("", overrides=settings, environment={"CAIRN_NOTIFY__WEBHOOK": address})
+
+
 def mlflow(address: str) -> None:
     settings = ["data.sources=a.txt", "training.steps=1"]
     read_configuration("", overrides=settings, environment={"CAIRN_EXPORTERS__MLFLOW": address})
@@ -55,7 +60,7 @@ def otlp(address: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("give", [notify, mlflow, prefect, otlp])
+@pytest.mark.parametrize("give", [notify, webhook, mlflow, prefect, otlp])
 def test_a_wrong_address_is_refused_and_not_repeated(give: Callable[[str], None], name: str) -> None:
     with pytest.raises(InvalidConfiguration) as refused:
         give(WRONG[name])
