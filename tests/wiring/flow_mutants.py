@@ -26,6 +26,13 @@ LIVE = key("how_a_live_attempt_is_recognized")
 
 FLOW_MUTANTS = (
     mutant(
+        "limit-of-cost-asked-of-no-segment",
+        "flows/run/attempt_trainer.py",
+        "if self._is_too_dear(step, until, before):",
+        "if False:",
+        "tests/wiring/test_configuration_keys.py::test_the_key_acts[how_much_a_run_may_cost]",
+    ),
+    mutant(
         "set-lets-every-run-go-on",
         ACTIVE,
         "min(config.training.steps, limit.until_step)",

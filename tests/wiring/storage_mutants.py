@@ -5,6 +5,7 @@ from tests.wiring.mutant import mutant
 ENTRY_LOG = "tests/storage/test_entry_log.py"
 CHECKSUM = "tests/storage/test_entry_checksum.py"
 HOLE = "tests/storage/test_log_hole.py"
+CLOUDS = "tests/clouds/test_cloud_faults.py"
 SWEEP = "storage/checkpoints/sweep.py"
 OVERTAKEN = "tests/storage/test_sweep.py::test_a_superseding_that_lost_its_number_to_an_evaluation_is_decided_again"
 FACTS = "tests/storage/test_manifest_facts.py"
@@ -18,6 +19,27 @@ STORAGE_MUTANTS = (
         "except (errors.StoreRefused, errors.NotDurable):",
         "except errors.NotDurable:",
         f"{ENTRY_LOG}::test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits",
+    ),
+    mutant(
+        "cloud-without-the-condition-of-a-create",
+        "storage/stores/cloud_store.py",
+        'mode="create"',
+        'mode="overwrite"',
+        f"{CLOUDS}::test_a_server_behind_a_sound_network_is_accepted",
+    ),
+    mutant(
+        "cloud-keeps-memory-that-is-used-again",
+        "storage/stores/cloud_store.py",
+        "yield bytes(piece)",
+        "yield piece",
+        f"{CLOUDS}::test_a_chunk_may_be_reused_once_the_next_one_is_asked_for",
+    ),
+    mutant(
+        "cloud-takes-a-lost-upload-for-done",
+        "storage/stores/cloud_store.py",
+        "if self._token(name) != token:",
+        "if False:",
+        f"{CLOUDS}::test_a_stream_whose_request_breaks_is_whole_or_no_object",
     ),
     mutant(
         "deletion-forgotten-by-the-index",
