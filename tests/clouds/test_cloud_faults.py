@@ -102,6 +102,17 @@ def test_a_stream_whose_request_breaks_is_whole_or_no_object(
     assert aim.fired
 
 
+@pytest.mark.parametrize("fault", [NetworkFault.SLOW_DOWN, NetworkFault.TORN_UP], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("request_", [PART, LAST], ids=["part", "last"])
+def test_a_stream_that_never_gets_through_is_an_error_and_no_object(
+    store: CloudStore, direct: CloudStore, proxy: FaultProxy, request_: str, fault: NetworkFault
+) -> None:
+    proxy.aim(fault, request_, times=1000)
+    with pytest.raises(StoreUnavailable, match="cannot upload"):
+        store.write_stream("a/b", [bytes(3 * 64 * 1024)])
+    assert direct.keys("a") == []
+
+
 @pytest.mark.parametrize("broke", [ValueError, KeyboardInterrupt, StoreUnavailable])
 def test_a_stream_whose_source_breaks_leaves_no_object_and_raises_its_error(
     store: CloudStore, direct: CloudStore, broke: type[BaseException]

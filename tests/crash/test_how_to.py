@@ -6,6 +6,7 @@ The quicker witness is `tests/house/test_documented_commands.py`, which parses t
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 
+from tests.clouds.servers import cloud_server
 from tests.commands import ROOT
 from tests.crash.training_command import PROGRAM
 from tests.documented_commands import (
@@ -127,6 +129,11 @@ def readers(api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Readers:
     for name, page in pages.items():
         shown_first, *_ = documented_configurations((HOW_TO / f"{page}.md").read_text(encoding="utf-8"))
         (folder / f"{name}.toml").write_text(shown_first, encoding="utf-8")
+    _, offers, _ = re.split(r"```text\n|```\n", (HOW_TO / "skypilot.md").read_text(encoding="utf-8"))[-3:]
+    (folder / "offers.toml").write_text(offers, encoding="utf-8")
+    clouds = [cloud_server(cloud, tmp_path_factory.getbasetemp()) for cloud in ("gs", "az")]
+    for cloud, path in zip(clouds, ("bucket", "devstoreaccount1/container?restype=container"), strict=True):
+        urlopen(Request(f"{cloud.endpoint}/{path}", method="PUT", headers={"Authorization": "Bearer any"})).close()
     for name in BUCKETS:
         urlopen(Request(f"{emulator.endpoint}/{name}", method="PUT")).close()
     plain = {"Content-Type": "text/plain"}
@@ -144,6 +151,7 @@ def readers(api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Readers:
             "CAIRN_CACHE": str(folder / "cache"),
             "PYTHONPATH": str(ROOT),
             **emulator.environment(),
+            **{name: value for cloud in clouds for name, value in cloud.variables.items()},
         },
     )
     found.prepare("train", "older.toml")

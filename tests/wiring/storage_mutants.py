@@ -39,7 +39,7 @@ STORAGE_MUTANTS = (
         "storage/stores/cloud_store.py",
         "if self._token(name) != token:",
         "if False:",
-        f"{CLOUDS}::test_a_stream_whose_request_breaks_is_whole_or_no_object",
+        f"{CLOUDS}::test_a_stream_that_never_gets_through_is_an_error_and_no_object",
     ),
     mutant(
         "deletion-forgotten-by-the-index",
