@@ -1,12 +1,12 @@
 """Why a pod ended, from the API to the receipt: the init container's program as a process, and the claim after it."""
 
 import json
-import runpy
 import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -50,10 +50,11 @@ class Api(BaseHTTPRequestHandler):
     """Kubernetes' API as far as the program asks it."""
 
     asked: ClassVar[list[tuple[str, str]]] = []
+    pods: ClassVar[list[dict[str, Any]]] = []
 
     def do_GET(self) -> None:
         self.asked.append((self.path, self.headers["Authorization"]))
-        body = json.dumps({"kind": "PodList", "items": PODS}).encode()
+        body = json.dumps({"kind": "PodList", "items": self.pods}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -83,9 +84,11 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def port(account: Path) -> Iterator[int]:
-    server = HTTPServer(("127.0.0.1", 0), Api)
+@contextmanager
+def serving(account: Path, pods: list[dict[str, Any]]) -> Iterator[int]:
+    """Serve the API with these pods; yields the port."""
+    api = type("Answers", (Api,), {"pods": pods})
+    server = HTTPServer(("127.0.0.1", 0), api)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(account / "ca.crt", account / "key.pem")
     server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -95,6 +98,12 @@ def port(account: Path) -> Iterator[int]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def port(account: Path) -> Iterator[int]:
+    with serving(account, PODS) as found:
+        yield found
 
 
 def write(path: Path, account: Path, port: int) -> str:
@@ -167,13 +176,26 @@ ENDS: dict[str, tuple[list[dict[str, Any]], TerminationReason]] = {
 }
 
 
+def hosted(pods: list[dict[str, Any]], host: str) -> list[dict[str, Any]]:
+    """The pods of an end, of this host where they are those of `p`."""
+    names = (pod["metadata"]["name"].replace("p", host, 1) for pod in pods)
+    return [pod | {"metadata": {"name": name}} for pod, name in zip(pods, names, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def ended(account: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the program has written of an API that knows all these ends at once."""
+    path = tmp_path_factory.mktemp("ended") / "pods"
+    every = [pod for number, (pods, _) in enumerate(ENDS.values()) for pod in hosted(pods, f"host-{number}-")]
+    with serving(account, every) as port:
+        assert write(path, account, port) == ""
+    return path
+
+
 @pytest.mark.parametrize("end", ENDS)
-def test_an_attempt_that_left_nothing_else_ended_for_the_reason_of_its_pod(end: str, tmp_path: Path) -> None:
-    pods, expected = ENDS[end]
-    program, path = runpy.run_path(str(PROGRAM)), tmp_path / "ended-pods"
-    path.write_text("".join(f"{host} {reason}\n" for _, host, reason in sorted(program["list_ends"](pods))))
-    reason = kubernetes_reason({"CAIRN_ENDED_PODS": str(path)}, "p")
-    assert classify(Evidence(kubernetes_reason=reason)).reason == expected
+def test_an_attempt_that_left_nothing_else_ended_for_the_reason_of_its_pod(end: str, ended: Path) -> None:
+    reason = kubernetes_reason({"CAIRN_ENDED_PODS": str(ended)}, f"host-{list(ENDS).index(end)}-")
+    assert classify(Evidence(kubernetes_reason=reason)).reason == ENDS[end][1]
 
 
 def test_an_api_that_does_not_answer_costs_the_reason_and_not_the_start(account: Path, tmp_path: Path) -> None:
