@@ -92,8 +92,8 @@ def operations(scenario: Scenario, copies: Copies) -> FaultyStore:
 
 
 def default_cases(scenario: Scenario, copies: Copies) -> Iterator[Case]:
-    """Yield a share of the cases, more of those in memory; all of them in the full amount."""
-    return all_cases(scenario, copies, share=share_of(144 if copies.kind == "local" else 56))
+    """Yield a share of the cases, more of those in memory and on servers (slow); all of them in the full amount."""
+    return all_cases(scenario, copies, share=share_of({"memory": 56, "local": 144}.get(copies.kind, 48)))
 
 
 def all_cases(scenario: Scenario, copies: Copies, *, share: int = 1) -> Iterator[Case]:

@@ -31,7 +31,9 @@ OTHER_KINDS: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["memory", "local"])
+@pytest.mark.parametrize(
+    "kind", ["memory", "local", *(pytest.param(cloud, marks=pytest.mark.slow) for cloud in ("gs", "az"))]
+)
 @pytest.mark.parametrize("scenario", (*SCENARIOS, *FORKS, *HOLES), ids=lambda scenario: scenario.name)
 def test_a_fault_at_any_operation_breaks_no_invariant(
     scenario: Scenario, kind: str, quick_folder: Path, record_property: Callable[[str, object], None]

@@ -13,6 +13,7 @@ from typing import Any
 
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore, UnfinishedWrite
+from tests.clouds.servers import CLOUDS, cloud_server
 from tests.memory_store import MemoryStore
 from tests.protocol.raw_history import prove_deletable, require
 from tests.storage.faulty_store import Death
@@ -91,7 +92,10 @@ class Snapshot:
 
 
 class Copies:
-    """Fresh stores of one kind that hold a snapshot; local ones by hard links, since objects are never changed."""
+    """Fresh stores of one kind that hold a snapshot; local ones by hard links, since objects are never changed.
+
+    Those of a cloud's server are prefixes of one bucket.
+    """
 
     def __init__(self, kind: str, folder: Path, snapshot: Snapshot) -> None:
         self.kind, self.folder, self.snapshot, self.number = kind, folder, snapshot, 0
@@ -106,6 +110,11 @@ class Copies:
         """Return a new copy; the one before is gone."""
         if self.kind == "memory":
             return WatchedStore(copied(self.snapshot.objects), self.snapshot.leftovers)
+        if self.kind in CLOUDS:
+            remote = cloud_server(self.kind, self.folder).store()
+            for key, data in self.snapshot.objects.items():
+                remote.write(key, data)
+            return WatchedStore(remote, self.snapshot.leftovers)
         shutil.rmtree(self.folder / f"copy-{self.number}", ignore_errors=True)
         self.number += 1
         target = self.folder / f"copy-{self.number}"
