@@ -9,7 +9,7 @@ import importlib
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.util import find_spec
@@ -58,7 +58,6 @@ class CloudStore(ObjectStore):
         prefix: str = "",
         *,
         retry_policy: object_store.RetryPolicy = _RETRY_POLICY,
-        environment: Mapping[str, str] = os.environ,
     ) -> None:
         """Prepare the clients; the first request looks for credentials. Raises StoreRefused without the library."""
         self._cloud, self._root, self._retry_policy = cloud, f"{cloud}://{bucket}", retry_policy
@@ -67,9 +66,9 @@ class CloudStore(ObjectStore):
             raise StoreRefused(f"store {self._root}: needs what the extra 'clouds' of cairn-train installs")
         self._library: Any = importlib.import_module("obstore")
         with self._convert_errors("open", ""):
-            self._small = _client(cloud, bucket, environment, seconds=_ANSWER_SECONDS)
-            self._large = _client(cloud, bucket, environment, seconds=_TRANSFER_SECONDS)
-            self._uploads = _client(cloud, bucket, environment, seconds=_TRANSFER_SECONDS, tries=4)
+            self._small = _client(cloud, bucket, seconds=_ANSWER_SECONDS)
+            self._large = _client(cloud, bucket, seconds=_TRANSFER_SECONDS)
+            self._uploads = _client(cloud, bucket, seconds=_TRANSFER_SECONDS, tries=4)
 
     @property
     def url(self) -> str:
@@ -81,20 +80,12 @@ class CloudStore(ObjectStore):
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield ranged GETs, a few ahead, each with retries; IntegrityError if the object is replaced meanwhile."""
-        name = self._name(key)
-
-        def fetch(start: int, etag: str | None = None) -> ranged_read.Fetched:
-            return self._retry_policy.call(self._fetch_range, name, start, etag)
-
-        return ranged_read.read_chunks(fetch, f"{self.url}/{key}", READ_CHUNK_BYTES)
+        where, chunk_bytes = f"{self.url}/{key}", READ_CHUNK_BYTES
+        return ranged_read.read_chunks(self._retry_policy, self._fetch_range, self._name(key), where, chunk_bytes)
 
     def read_range(self, key: str, start: int, into: memoryview) -> int:
         """Fill `into` from `start` with one ranged GET, with retries; raises ObjectMissing."""
-        if not into.nbytes:
-            return 0
-        data = self._retry_policy.call(self._fetch_range, self._name(key), start, size=into.nbytes).data
-        into[: len(data)] = data
-        return len(data)
+        return ranged_read.read_range(self._retry_policy, self._fetch_range, self._name(key), start, into)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent, in one PUT; returns False if it exists."""
@@ -262,13 +253,11 @@ class CloudStore(ObjectStore):
             raise _convert(error, self._cloud, action, f"{self._root}/{name}") from error
 
 
-def _client(
-    cloud: Literal["gs", "az"], bucket: str, environment: Mapping[str, str], *, seconds: int, tries: int = 1
-) -> Any:
+def _client(cloud: Literal["gs", "az"], bucket: str, *, seconds: int, tries: int = 1) -> Any:
     from obstore.store import AzureStore, GCSStore
 
-    is_plain = any(environment.get(name, "").startswith("http://") for name in _ENDPOINTS)
-    emulated = environment.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
+    is_plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
+    emulated = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
     options = {
         "timeout": timedelta(seconds=seconds),
         "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores.object_store import map_ahead
+from cairn.storage.stores.object_store import RetryPolicy, map_ahead
 
 _READS_AHEAD = 2
 
@@ -23,18 +23,27 @@ class Fetched:
 class FetchRange(Protocol):
     """One ranged GET; raises IntegrityError if the object is not that of the ETag."""
 
-    def __call__(self, start: int, etag: str | None = None) -> Fetched:
-        """Return the bytes from `start`; none beyond the object's end."""
+    def __call__(self, name: str, start: int, etag: str | None = None, size: int = 0) -> Fetched:
+        """Return `size` bytes from `start`, 0 meaning a chunk; none beyond the object's end."""
 
 
-def read_chunks(fetch: FetchRange, where: str, chunk_bytes: int) -> Iterator[bytes]:
+def read_range(retries: RetryPolicy, fetch: FetchRange, name: str, start: int, into: memoryview) -> int:
+    """Fill `into` with an object's bytes from `start` by one range; returns how many there were."""
+    if not into.nbytes:
+        return 0
+    data = retries.call(fetch, name, start, None, into.nbytes).data
+    into[: len(data)] = data
+    return len(data)
+
+
+def read_chunks(retries: RetryPolicy, fetch: FetchRange, name: str, where: str, chunk_bytes: int) -> Iterator[bytes]:
     """Yield an object's bytes in order, so many a range; IntegrityError, which names `where`, if one is not whole."""
-    first = fetch(0)
+    first = retries.call(fetch, name, 0, None)
     if first.data:
         yield first.data
 
     def fetch_whole(start: int) -> bytes:
-        data, expected = fetch(start, first.etag).data, min(chunk_bytes, first.total_bytes - start)
+        data, expected = retries.call(fetch, name, start, first.etag).data, min(chunk_bytes, first.total_bytes - start)
         if len(data) != expected:
             raise IntegrityError(f"{where}: {len(data)} bytes at {start}, not {expected}")
         return data

@@ -56,20 +56,12 @@ class S3Store(ObjectStore):
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield ranged GETs, a few ahead, each with retries; IntegrityError if the object is replaced meanwhile."""
-        name = self._name(key)
-
-        def fetch(start: int, etag: str | None = None) -> ranged_read.Fetched:
-            return self._retry_policy.call(self._fetch_range, name, start, etag)
-
-        return ranged_read.read_chunks(fetch, f"{self.url}/{key}", READ_CHUNK_BYTES)
+        where, chunk_bytes = f"{self.url}/{key}", READ_CHUNK_BYTES
+        return ranged_read.read_chunks(self._retry_policy, self._fetch_range, self._name(key), where, chunk_bytes)
 
     def read_range(self, key: str, start: int, into: memoryview) -> int:
         """Fill `into` from `start` with one ranged GET, with retries; raises ObjectMissing."""
-        if not into.nbytes:
-            return 0
-        data = self._retry_policy.call(self._fetch_range, self._name(key), start, size=into.nbytes).data
-        into[: len(data)] = data
-        return len(data)
+        return ranged_read.read_range(self._retry_policy, self._fetch_range, self._name(key), start, into)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent, in one PUT; returns False if it exists."""
