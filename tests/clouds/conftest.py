@@ -1,15 +1,15 @@
 """A server of each cloud with a proxy before it that breaks chosen requests."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from cairn.storage.stores.cloud_store import CloudStore
 from cairn.storage.stores.object_store import RetryPolicy
 from tests.clouds.servers import CloudServer, cloud_server
 from tests.s3.fault_proxy import FaultProxy
+from tests.s3.standing_proxy import proxy, shared_proxy
 from tests.storage.builders import no_sleep
 
+__all__ = ["proxy", "shared_proxy"]
 QUICK = RetryPolicy(tries=4, sleep=no_sleep)
 
 
@@ -17,21 +17,6 @@ QUICK = RetryPolicy(tries=4, sleep=no_sleep)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CloudServer:
     """The server of each cloud."""
     return cloud_server(request.param, tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="session")
-def shared_proxy(server: CloudServer) -> Iterator[FaultProxy]:
-    """One proxy for all tests of a server."""
-    with FaultProxy(upstream=server.endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxy(shared_proxy: FaultProxy) -> Iterator[FaultProxy]:
-    """The proxy; nothing breaks until it is aimed."""
-    shared_proxy.requests.clear()
-    yield shared_proxy
-    shared_proxy.aims.clear()
 
 
 @pytest.fixture

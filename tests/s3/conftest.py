@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,8 +10,10 @@ from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import CEPH, S3Server, s3_server
+from tests.s3.standing_proxy import proxy, shared_proxy
 from tests.storage.builders import no_sleep
 
+__all__ = ["proxy", "shared_proxy"]
 QUICK = RetryPolicy(tries=4, sleep=no_sleep)
 
 
@@ -36,13 +37,6 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def shared_proxy(server: S3Server) -> Iterator[FaultProxy]:
-    """One proxy for all tests of a server, as clients take long to make."""
-    with FaultProxy(upstream=server.endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture(scope="session")
 def proxied_bucket(server: S3Server, shared_proxy: FaultProxy) -> S3Bucket:
     """A client that goes through the proxy; where no answer ever comes, its whole patience has passed at once."""
     bucket = server.bucket(endpoint=shared_proxy.endpoint)
@@ -54,14 +48,6 @@ def proxied_bucket(server: S3Server, shared_proxy: FaultProxy) -> S3Bucket:
 def direct_bucket(server: S3Server) -> S3Bucket:
     """A client that goes past the proxy."""
     return server.bucket()
-
-
-@pytest.fixture
-def proxy(shared_proxy: FaultProxy) -> Iterator[FaultProxy]:
-    """The proxy; nothing breaks until it is aimed."""
-    shared_proxy.requests.clear()
-    yield shared_proxy
-    shared_proxy.aims.clear()
 
 
 @pytest.fixture
