@@ -115,13 +115,7 @@ def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str
             "data.sources: that snapshot was made with another tokenizer than the network's; rule: the same tokens. "
             "Name text instead, which is tokenized with the network's own"
         )
-    snapshot_lookup.check_block_size(
-        built.manifest,
-        config.model.block_size,
-        config.data,
-        mask_documents=config.training.mask_documents,
-        module=config.model.module or "",
-    )
+    snapshot_lookup.check_block_size(built.manifest, config.model, config.data, config.training)
     return built.snapshot_id
 
 

@@ -137,13 +137,7 @@ def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Pa
     """Check a new run's data and initial weights; returns the vocabulary size."""
     if config.data.snapshot:
         manifest = snapshot_lookup.find_by_id(store, config.data.snapshot).manifest
-        snapshot_lookup.check_block_size(
-            manifest,
-            config.model.block_size,
-            config.data,
-            mask_documents=config.training.mask_documents,
-            module=config.model.module or "",
-        )
+        snapshot_lookup.check_block_size(manifest, config.model, config.data, config.training)
         vocab_size = manifest.vocab_size
     else:
         vocab_size = wanted_vocab_size(config.data, snapshot_build.given_tokenizer(config.data, base_dir))

@@ -230,13 +230,7 @@ def _record_opening(
     choosing = machine_speed.numerics_beside(wanted.training, wanted.model, folder, ask)
     with choosing as mode, TextProgress().showing() as show:
         snapshot = steps.tokenize_and_split(text, log.store, show)
-    snapshot_lookup.check_block_size(
-        snapshot.manifest,
-        wanted.model.block_size,
-        wanted.data,
-        mask_documents=wanted.training.mask_documents,
-        module=wanted.model.module or "",
-    )
+    snapshot_lookup.check_block_size(snapshot.manifest, wanted.model, wanted.data, wanted.training)
     keep_files(log.store, wanted.model, wanted.code.files)
     initial = None
     if wanted.training.init_from is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig, TrainedBefore
+from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data.sample_order import Component, SampleOrder, window_range
 from cairn.model.data.tokenizer import Tokenizer
@@ -180,22 +181,22 @@ def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size
 
 
 def check_block_size(
-    manifest: SnapshotManifest, block_size: int, data: DataConfig, *, mask_documents: bool = False, module: str = ""
+    manifest: SnapshotManifest, model: ModelConfig, data: DataConfig, training: TrainingConfig
 ) -> None:
     """Raise InvalidCorpus if a split or a weighted source has no whole window of block_size + 1 tokens.
 
-    Of conversations also for a `module` of one's own, and for `mask_documents` if end-of-text tokens stand within.
+    Of conversations also for a module of one's own, and for masked documents if end-of-text tokens stand within.
     """
     if not isinstance(found := manifest.answers, msgspec.UnsetType):
-        if module:
+        if model.module:
             rule = "only the networks that Cairn has count answers alone. Name other data, or leave model.module out"
-            raise InvalidCorpus(f"model.module = {module!r}: the snapshot holds conversations; rule: {rule}")
-        if mask_documents and found.inner_ends:
+            raise InvalidCorpus(f"model.module = {model.module!r}: the snapshot holds conversations; rule: {rule}")
+        if training.mask_documents and found.inner_ends:
             problem = f"{found.inner_ends} end-of-text tokens stand within conversations"
             rule = "the token ends conversations alone. Name another with data.end_of_text, or leave mask_documents out"
             raise InvalidCorpus(f"training.mask_documents = true: {problem}; rule: {rule}")
     name = min(SPLITS, key=lambda split: manifest.split(split).tokens)
-    tokens = manifest.split(name).tokens
+    tokens, block_size = manifest.split(name).tokens, model.block_size
     if block_size + 1 > tokens:
         problem = f"model.block_size = {block_size}: the {name} split has {tokens} tokens"
         rule = f"block_size is at most {tokens - 1}, one less than the tokens of each split"

@@ -12,6 +12,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.errors import IntegrityError, SnapshotDamaged
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, SnapshotFiles, open_snapshot, read_manifest
@@ -37,6 +39,8 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>")
 TALKS = [
     [{"role": "user", "content": f"Stone {n}?"}, {"role": "assistant", "content": f"It is {n} é😀."}] for n in range(60)
 ]
+PLAIN, MASKED = ModelConfig(block_size=16), TrainingConfig(steps=1, mask_documents=True)
+OWN = ModelConfig.model_validate({"module": "my.py:build", "block_size": 16})
 
 
 class World:
@@ -160,13 +164,13 @@ def test_ends_within_conversations_are_counted_and_bounds_of_documents_are_then_
     world = World(tmp_path, ENDED, end_of_text="</s>")
     made = world.build(lines(messages([TALKS[n] + TALKS[-n] for n in range(60)])))
     assert made.manifest.answers.inner_ends == 60
-    check_block_size(made.manifest, 16, world.data("a.jsonl"))
+    check_block_size(made.manifest, PLAIN, world.data("a.jsonl"), TrainingConfig(steps=1))
     with pytest.raises(InvalidCorpus, match=r"mask_documents = true: 60 end-of-text tokens stand within"):
-        check_block_size(made.manifest, 16, world.data("a.jsonl"), mask_documents=True)
+        check_block_size(made.manifest, PLAIN, world.data("a.jsonl"), MASKED)
     with pytest.raises(InvalidCorpus, match=r"model.module = 'my.py:build': the snapshot holds conversations"):
-        check_block_size(made.manifest, 16, world.data("a.jsonl"), module="my.py:build")
+        check_block_size(made.manifest, OWN, world.data("a.jsonl"), TrainingConfig(steps=1))
     other = World(tmp_path, ENDED).build(lines(messages()))
-    check_block_size(other.manifest, 16, world.data("a.jsonl"), mask_documents=True)
+    check_block_size(other.manifest, PLAIN, world.data("a.jsonl"), MASKED)
 
 
 def test_two_machines_make_the_masks_of_one(world: World) -> None:

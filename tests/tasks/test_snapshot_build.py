@@ -8,6 +8,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.errors import ObjectMissing, StorageError
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
@@ -233,14 +235,14 @@ def test_what_cannot_work_is_refused_and_nothing_written(text: Path, data: DataC
 
 def test_a_block_size_that_fits_both_splits_is_accepted(text: Path) -> None:
     manifest = build_snapshot(MemoryStore(), BYTES, text).manifest
-    check_block_size(manifest, manifest.splits.val.tokens - 1, BYTES)
+    check_block_size(manifest, ModelConfig(block_size=manifest.splits.val.tokens - 1), BYTES, TrainingConfig(steps=1))
 
 
 def test_a_block_size_longer_than_a_split_is_refused_with_the_greatest_that_fits(text: Path) -> None:
     manifest = build_snapshot(MemoryStore(), BYTES, text).manifest
     held = manifest.splits.val.tokens
     with pytest.raises(InvalidCorpus, match=rf"model.block_size = {held}: the val split .* at most {held - 1},"):
-        check_block_size(manifest, held, BYTES)
+        check_block_size(manifest, ModelConfig(block_size=held), BYTES, TrainingConfig(steps=1))
 
 
 def test_tiny_shakespeare_becomes_a_snapshot(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data.sample_order import SampleOrder
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from cairn.storage.stores.codec import encode, sha256
@@ -196,7 +198,7 @@ def test_an_entry_too_small_for_a_window_of_its_own_is_refused_by_name(corpus: P
     data = DATA.model_copy(update={"sources": (*SOURCES, "small.txt"), "weights": (1.0, 1.0, 1.0, 1.0)})
     manifest = built(data, corpus).manifest
     with pytest.raises(InvalidCorpus, match=r"data.sources = 'small.txt': \d+ tokens .*block_size \+ 1 = 17 tokens"):
-        check_block_size(manifest, BLOCK, data)
+        check_block_size(manifest, ModelConfig(block_size=BLOCK), data, TrainingConfig(steps=1))
 
 
 def test_weights_for_a_snapshot_that_keeps_nothing_apart_are_refused(corpus: Path) -> None:
