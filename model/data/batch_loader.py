@@ -59,8 +59,14 @@ class BatchLoader:
         self._steps_at_once = max(1, DRAWS_PER_CALL // order.global_batch)
         self._drawn_from, self._drawn = 0, np.empty((0, order.global_batch), dtype=np.int64)  # used only by the thread
 
-    def batch(self, step: int) -> Batch:
-        """Wait for the batch after `step` steps, raise its error, prefetch more; asked again, it is gathered again."""
+    def batch(self, step: int, rows: slice | None = None) -> Batch:
+        """Wait for the batch after `step` steps, raise its error, prefetch more; asked again, it is gathered again.
+
+        Other `rows` than before are those of every batch from now on.
+        """
+        if rows not in (None, self._rows):
+            self.forget()
+            self._rows = rows
         if not self._prefetched or self._prefetched[0][0] != step:
             self.forget()
             self._read(step)
@@ -90,13 +96,13 @@ class BatchLoader:
         self._thread.shutdown(wait=True)
 
     def _read(self, step: int) -> None:
-        self._prefetched.append((step, self._thread.submit(self._gather, step)))
+        self._prefetched.append((step, self._thread.submit(self._gather, step, self._rows)))
 
-    def _gather(self, step: int) -> Batch:
+    def _gather(self, step: int, rows: slice) -> Batch:
         if not self._drawn_from <= step < self._drawn_from + len(self._drawn):
             self._drawn_from, self._drawn = step, self.order.windows_between(step, step + self._steps_at_once)
         drawn = self._drawn[step - self._drawn_from]
-        return gather_batch(self.windows, drawn, rows=self._rows, pin=self._device.type == "cuda")
+        return gather_batch(self.windows, drawn, rows=rows, pin=self._device.type == "cuda")
 
     def _use_device(self) -> None:
         if self._device.type == "cuda":  # page-locked memory belongs to the thread's device

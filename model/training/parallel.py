@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -26,6 +26,8 @@ from cairn.model.architectures.gpt import GPT
 from cairn.model.architectures.own_network import Network
 from cairn.model.configuration.training import Parallel, split_batch
 from cairn.model.estimates.exchanges import exchanged_together
+from cairn.model.training import membership
+from cairn.model.training.membership import SharesChanged
 
 _SWITCH_SECONDS = 0.0002
 """A layer of a small network takes less than the interpreter's own 5 ms, after which it lets another thread go on."""
@@ -36,6 +38,10 @@ _PEER_LOSS_MESSAGES = (
 """An error of NCCL or gloo that says none of these, such as an invalid usage or two ranks with tensors of different
 sizes, is an error of this program or machine.
 """
+_WEEK = timedelta(days=7)
+"""The limit of a collective call, never reached: the watchdog of the trainer detects hangs and ends all ranks."""
+_CONNECT_SECONDS = 2.0
+_MOST_MEETINGS = 20
 
 
 class TreeSum:
@@ -141,14 +147,25 @@ class Workers:
                 self._networks.append(deepcopy(model, shared))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Ranks:
-    """This process among those that train one model; with one process every method is a no-op."""
+    """This process among those that train one model; with one process every method is a no-op.
+
+    With a `place` to meet again, replicated ranks go on without one that is lost: `rank` and `size` are then those
+    among the `members`, which are named by the rank they began as.
+    """
 
     rank: int = 0
     size: int = 1
     mode: Parallel = "ddp"
-    _sharded: list[Any] = field(default_factory=list, repr=False, compare=False)
+    place: membership.MeetingPlace | None = None
+    members: tuple[int, ...] = ()
+    position: membership.Position = field(default_factory=membership.Position)
+    meeting: membership.MeetingNumber = (0, 0)
+    _sharded: list[Any] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        self.members = self.members or tuple(range(self.size))
 
     @property
     def is_first(self) -> bool:
@@ -160,13 +177,20 @@ class Ranks:
         """Whether each process holds only its part of every tensor, so that all must run every forward."""
         return self.size > 1 and self.mode == "fsdp"
 
+    def shares(self, global_batch: int, micro_batch: int) -> tuple[tuple[slice, ...], ...]:
+        """Return, by rank, the rows of each of its micro-batches."""
+        if self.meeting == (0, 0):
+            return split_batch(global_batch, micro_batch, processes=self.size, mode=self.mode)
+        (every,) = split_batch(global_batch, micro_batch)
+        return tuple(every[share.start : share.stop] for share in membership.share_passes(len(every), self.size))
+
     def micro_batches(self, global_batch: int, micro_batch: int) -> tuple[slice, ...]:
         """Return the rows of each micro-batch that this rank computes."""
-        return split_batch(global_batch, micro_batch, processes=self.size, mode=self.mode)[self.rank]
+        return self.shares(global_batch, micro_batch)[self.rank]
 
     def all_micro_batches(self, global_batch: int, micro_batch: int) -> tuple[slice, ...]:
         """Return the rows of the micro-batches of all ranks, in the order of `gather_losses`."""
-        return tuple(chain(*split_batch(global_batch, micro_batch, processes=self.size, mode=self.mode)))
+        return tuple(chain(*self.shares(global_batch, micro_batch)))
 
     def rows(self, global_batch: int, micro_batch: int) -> slice:
         """Return this rank's rows of a step's batch, which are contiguous."""
@@ -174,40 +198,71 @@ class Ranks:
         return slice(parts[0].start, parts[-1].stop)
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank; a collective call with one answer."""
+        """Whether the flag is set on any rank; a collective call with one answer, whichever ranks are lost in it."""
+        while (answer := self._any(flag)) is None:
+            continue
+        return answer
+
+    def any_in_step(self, flag: bool) -> bool:
+        """The same before a step's sum is complete; raises SharesChanged if a rank is lost."""
+        meeting, answer = self.meeting, self._any(flag)
+        if answer is None or self.meeting != meeting:
+            raise SharesChanged
+        return answer
+
+    def leave(self) -> None:
+        """Wait until all ranks have come here; one that is lost is not missed any more."""
+        can_go_on, self.place = self.place is not None, None
+        try:
+            self.any(False)
+        except RuntimeError as error:
+            if not (can_go_on and is_peer_loss(error)):
+                raise
+
+    def _any(self, flag: bool) -> bool | None:
         if self.size == 1:
             return flag
         flags = torch.tensor([int(flag)], dtype=torch.int64)
-        dist.all_reduce(flags, dist.ReduceOp.MAX)
-        return bool(flags.item())
+        is_known = self._agree(flags, partial(dist.all_reduce, flags, dist.ReduceOp.MAX))
+        return bool(flags.item()) if is_known else None
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """Overwrite a contiguous tensor on every rank with that of rank `source`; a collective call."""
         if self.size > 1:
             dist.broadcast(tensor, source)
 
-    def gather_losses(self, losses: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
-        """Return the weighted losses of all micro-batches (n,), of which this rank has an equal share, and all seconds.
+    def gather_losses(self, losses: Tensor, seconds: float, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the weighted losses of all micro-batches (n,), of which each rank has so many, and all seconds.
 
         The seconds (ranks,) are those that each rank worked on a step by itself; none of one rank, or of sharded ones,
-        which wait for each other in every layer.
+        which wait for each other in every layer. Raises SharesChanged if a rank is lost and none has all losses; else
+        every rank has the step's whole sum, and updates its weights.
         """
         if self.size == 1:
             return losses, losses[:0]
-        every = losses.new_empty(self.size * (len(losses) + 1))
-        dist.all_gather_single(every, torch.cat((losses, losses.new_full((1,), seconds))))
-        rows = every.view(self.size, -1)
-        return rows[:, :-1].flatten(), rows[: 0 if self.is_sharded else self.size, -1]
+        size, most = self.size, max(counts)
+        own = torch.cat((losses, losses.new_zeros(most - len(losses)), losses.new_full((1,), seconds)))
+        every = losses.new_empty(size * (most + 1))
+        if not self._agree(every, partial(dist.all_gather_single, every, own)):
+            raise SharesChanged
+        rows = every.view(size, -1)
+        gathered = torch.cat([row[:count] for row, count in zip(rows, counts, strict=True)])
+        return gathered, rows[: 0 if self.is_sharded else size, -1]
 
-    @torch.no_grad()
-    def add_up(self, parameters: Sequence[nn.Parameter]) -> None:
+    def add_up(self, parameters: Sequence[nn.Parameter], counts: Sequence[int]) -> None:
         """Replace the gradients of replicated ranks by their sum over all ranks, added along the tree.
 
-        Each rank sums one part of everybody's gradients in the order of ranks and sends it to all, as in a ring.
+        Each rank, with so many micro-batches, sums one part of everybody's gradients in the order of ranks and sends it
+        to all, as in a ring. Raises SharesChanged if a rank is lost.
         """
         if self.size == 1 or self.is_sharded:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if not self._exchange(partial(self._add_up, gradients, [count.bit_length() - 1 for count in counts])):
+            raise SharesChanged
+
+    @torch.no_grad()
+    def _add_up(self, gradients: Sequence[Tensor], levels: Sequence[int]) -> None:
         for together in exchanged_together([gradient.nbytes for gradient in gradients]):
             bucket = gradients[together]
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])  # (N,)
@@ -215,11 +270,59 @@ class Ranks:
             received = torch.empty_like(padded)
             dist.all_to_all_single(received, padded)
             tree = TreeSum()
-            for part in received.chunk(self.size):
-                tree.push([part])
+            for part, level in zip(received.chunk(self.size), levels, strict=True):
+                tree.push([part], level=level)
             dist.all_gather_single(padded, tree.total()[0])
             for gradient, values in zip(bucket, padded[: len(flat)].split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(values.view_as(gradient))
+
+    def _agree(self, result: Tensor, exchange: Callable[[], object]) -> bool:
+        """Fill `result` in one round; return False if ranks were lost in it and no rank knows the result."""
+        before = self.position.rounds
+        if self._exchange(exchange):
+            data = result.cpu().numpy().tobytes() if self.place else b""
+            self.position = membership.Position(rounds=before + 1, result=data, members=self.members)
+        elif self.position.rounds > before:
+            result.copy_(torch.frombuffer(bytearray(self.position.result), dtype=result.dtype))
+        return self.position.rounds > before
+
+    def _exchange(self, exchange: Callable[[], object]) -> bool:
+        """Run collective calls; if a rank is lost in them, meet the others again and return False."""
+        try:
+            exchange()
+        except RuntimeError as error:
+            if self.place is None or not is_peer_loss(error):
+                raise
+            loss = error.with_traceback(None)  # which would keep the connections open
+        else:
+            return True
+        self._meet(self.place, loss)
+        return False
+
+    def _meet(self, place: membership.MeetingPlace, loss: RuntimeError) -> None:
+        """Meet all ranks that are left, and go on from the newest position; raises the loss if they do not connect."""
+        own = self.members[self.rank]
+        for number in range(_MOST_MEETINGS):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            changes, members = place.members()
+            if own not in members:
+                raise loss  # the end of all has begun
+            self.meeting = membership.next_meeting(self.meeting, changes)
+            if (positions := place.exchange(self.meeting, own, self.position)) is None:
+                continue  # another one is lost
+            limit = timedelta(seconds=_CONNECT_SECONDS + number)
+            try:
+                _connect("gloo", place.store(self.meeting), members.index(own), len(members), limit)
+            except (RuntimeError, TimeoutError):
+                _forget_groups()
+                continue
+            self.rank, self.size, self.members = members.index(own), len(members), members
+            self.position = membership.newest_position(positions)
+            if self.size == 1:  # which has no more rounds
+                self.position = replace(self.position, members=members)
+            return
+        raise loss
 
     def wrap(self, model: GPT, device: torch.device, dtype: torch.dtype | None) -> None:
         """Shard the model among the ranks, before its optimizer is made; replicated ranks each keep it whole.
@@ -250,12 +353,38 @@ class Ranks:
 SINGLE_RANK = Ranks()
 
 
-def join_ranks(rank: int, size: int, *, mode: Parallel, device: torch.device, store: Store) -> Ranks:
-    """Join the process group through `store`; host tensors use gloo, GPU tensors NCCL."""
-    backend, gpu = ("cpu:gloo,cuda:nccl", device) if device.type == "cuda" else ("gloo", None)
-    week = timedelta(days=7)  # never reached: the watchdog of the trainer detects hangs and ends all ranks
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=week, device_id=gpu)
-    return Ranks(rank, size, mode)
+def join_ranks(
+    rank: int,
+    size: int,
+    *,
+    mode: Parallel,
+    device: torch.device,
+    store: Store,
+    place: membership.MeetingPlace | None = None,
+) -> Ranks:
+    """Join the process group through `store`; host tensors use gloo, GPU tensors NCCL.
+
+    Replicated ranks of gloo that have a `place` meet there again when one is lost.
+    """
+    is_cuda = device.type == "cuda"
+    _connect("cpu:gloo,cuda:nccl" if is_cuda else "gloo", store, rank, size, _WEEK, device if is_cuda else None)
+    return Ranks(rank, size, mode, None if is_cuda or mode == "fsdp" else place)
+
+
+def _connect(
+    backend: str, store: Store, rank: int, size: int, limit: timedelta, device: torch.device | None = None
+) -> None:
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=device)
+    if limit != _WEEK:
+        assert dist.group.WORLD is not None
+        dist.group.WORLD.set_timeout(_WEEK)
+
+
+def _forget_groups() -> None:
+    """Have torch count groups from 0 again, after one that did not connect: its number names what they exchange."""
+    if not dist.is_initialized():
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 
 
 def gather_full(tensor: Tensor) -> Tensor:

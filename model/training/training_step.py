@@ -23,6 +23,7 @@ from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.kernels.attention import document_starts, takes_starts
 from cairn.model.kernels.head_loss import as_ids, head_loss, padded_head_loss, token_loss
 from cairn.model.training import determinism, parallel
+from cairn.model.training.membership import SharesChanged
 from cairn.model.training.optimizer import set_rate, update_weights
 from cairn.model.training.train_state import AUTOCAST_DTYPES, TrainState
 
@@ -104,7 +105,7 @@ def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
     A non-finite loss or gradient raises NonFiniteLoss first; in fp16 the scaler skips a non-finite update instead.
     """
     rate = set_rate(state.optimizers, state.step + 1, inputs.training)
-    batch, losses, rank_seconds = _accumulate(state, inputs)
+    batch, losses, rank_seconds = _accumulate_with_those_left(state, inputs)
     parts = state.ranks.all_micro_batches(state.global_batch, inputs.micro_batch)
     loss = sum_finite_losses(losses.tolist(), step=state.step + 1, windows=batch.windows, parts=parts)
     grad_norm = float(_clip(state, limit=inputs.training.grad_clip))
@@ -157,21 +158,30 @@ def require_finite_norm(grad_norm: float, *, step: int, windows: Sequence[int]) 
 def _gather(state: TrainState, inputs: StepInputs) -> batch_loader.Batch:
     """Gather this rank's rows, with the windows of all; an invalid token in any row raises TokenOutOfRange on all."""
     ranks, order, batch, failed = state.ranks, inputs.order, None, False
+    rows = ranks.rows(order.global_batch, inputs.micro_batch)
     try:
         with state.own_time.reading():
             if inputs.loader is None:
-                rows = ranks.rows(order.global_batch, inputs.micro_batch)
                 batch = batch_loader.gather_batch(inputs.windows, order.windows_of(state.step), rows=rows)
             else:
-                batch = inputs.loader.batch(state.step)
+                batch = inputs.loader.batch(state.step, rows)
     except TokenOutOfRange:
         if ranks.size == 1:
             raise
         failed = True
-    if ranks.any(failed):
+    if ranks.any_in_step(failed):
         batch_loader.gather_batch(inputs.windows, order.windows_of(state.step))
     assert batch is not None
     return batch
+
+
+def _accumulate_with_those_left(state: TrainState, inputs: StepInputs) -> tuple[batch_loader.Batch, Tensor, Tensor]:
+    """Accumulate; when ranks are lost before the sum is complete, abandon it and begin again with those left."""
+    while True:
+        try:
+            return _accumulate(state, inputs)
+        except SharesChanged:
+            continue
 
 
 def _accumulate(state: TrainState, inputs: StepInputs) -> tuple[batch_loader.Batch, Tensor, Tensor]:
@@ -179,7 +189,8 @@ def _accumulate(state: TrainState, inputs: StepInputs) -> tuple[batch_loader.Bat
     batch = _gather(state, inputs)
     state.model.zero_grad(set_to_none=True)
     ranks, parameters = state.ranks, list(state.model.parameters())
-    parts = ranks.micro_batches(state.global_batch, inputs.micro_batch)
+    shares = ranks.shares(state.global_batch, inputs.micro_batch)
+    parts, counts = shares[ranks.rank], [len(share) for share in shares]
     losses = [torch.empty(0)] * len(parts)
     backward = partial(_backward, state, inputs, batch, losses)
     with determinism.keeping_generators(state.device), state.own_time.computing():
@@ -188,8 +199,8 @@ def _accumulate(state: TrainState, inputs: StepInputs) -> tuple[batch_loader.Bat
                 backward(state.model, number)
         else:
             state.workers.accumulate(state.model, backward, len(parts))
-    ranks.add_up(parameters)
-    return batch, *ranks.gather_losses(torch.stack(losses), state.own_time.seconds)
+    ranks.add_up(parameters, counts)
+    return batch, *ranks.gather_losses(torch.stack(losses), state.own_time.seconds, counts)
 
 
 def _backward(
@@ -203,7 +214,7 @@ def _backward(
     if is_empty:  # another rank has one row more, and all of them take part in its exchanges
         tokens = tokens.new_zeros(1, tokens.shape[1])  # (0, T+1) -> (1, T+1), of no weight
     if state.model.config.draws_numbers:
-        index = ranks.rank * len(parts) + number
+        index = part.start // inputs.micro_batch if not ranks.is_sharded else ranks.rank * len(parts) + number
         determinism.seed_generators(determinism.dropout_seed(training.seed, state.step + 1, index), state.device)
     ranks.synchronize(is_last=number == len(parts) - 1)
     mean = mean_loss(state, tokens, training, model)

@@ -20,10 +20,11 @@ from cairn.storage.checkpoints.payload import ManifestShard, TrainerDocument
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.object_store import ObjectStore, run_retry_policy
-from cairn.tasks.trainer import staging_buffer, trainer_channel, trainer_protocol
+from cairn.tasks.trainer import rank_store, staging_buffer, trainer_protocol
 from cairn.tasks.trainer.tensor_exchange import to_group
 
 _HEARTBEAT_SECONDS = 2.0
+_LOST_POLL_SECONDS = 0.1
 _UPLOADS = UploadOptions(at_once=4, thread_start=staging_buffer.lower_thread_priority)
 """Four shards at once keep a disk or a connection busy, and four threads hash beside them."""
 
@@ -48,29 +49,55 @@ def assign_writers(tensors: Sequence[NamedTensor], count: int) -> dict[str, int]
     return writers
 
 
-class SharedStaging:
-    """This rank's part in staging a checkpoint that several ranks write.
+class WriterLost(Exception):
+    """A rank was lost before its part of a checkpoint was written."""
 
-    Each rank writes and hashes whole tensors; rank 0 gets their names, sizes and digests, and writes the manifest.
+
+class SharedStaging:
+    """This rank's part in staging checkpoints that several ranks write, and the others' after one is lost.
+
+    Each rank writes and hashes whole tensors; rank 0 gets their names, sizes and digests, and writes the manifest. The
+    writers are those who took part in the newest round, so that all agree on them.
     """
 
-    def __init__(self, ranks: Ranks, rendezvous: trainer_channel.Rendezvous, tensors: Sequence[NamedTensor]) -> None:
-        """Assign the tensors of a train state to ranks, for every checkpoint of the attempt."""
+    def __init__(self, ranks: Ranks, rendezvous: rank_store.Rendezvous, tensors: Sequence[NamedTensor]) -> None:
+        """Take the tensors of a train state, which are assigned to ranks for each checkpoint."""
         self.ranks, self._rendezvous = ranks, rendezvous
-        self._writers = assign_writers(tensors, ranks.size)
+        self._tensors, self._own = tuple(tensors), ranks.members[ranks.rank]
+        self._writers, self._members = dict[str, int](), tuple[int, ...]()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that write the next checkpoint."""
+        return self.ranks.position.members or self.ranks.members
+
+    @property
+    def number(self) -> int:
+        """This rank's number among the writers."""
+        return self.members.index(self._own)
 
     def writer(self, name: str) -> int:
-        """Return the rank that writes the tensor."""
+        """Return the number of the writer of the tensor."""
+        if self._members != self.members:
+            self._members = self.members
+            self._writers = assign_writers(self._tensors, len(self._members))
         return self._writers[name]
 
-    def publish_shards(self, step: int, shards: Sequence[ManifestShard]) -> None:
-        """Tell rank 0 the shards that this rank wrote for the checkpoint of `step`."""
-        self._rendezvous.put(f"staged/{step}/{self.ranks.rank}", msgspec.json.encode(shards))
+    def publish_shards(self, name: str, shards: Sequence[ManifestShard]) -> None:
+        """Tell rank 0 the shards that this rank wrote for the checkpoint of this name."""
+        self._rendezvous.put(f"staged/{name}/{self._own}", msgspec.json.encode(shards))
 
-    def other_shards(self, step: int) -> tuple[ManifestShard, ...]:
-        """Wait for what the other ranks wrote for the checkpoint of `step`; for rank 0."""
-        documents = [self._rendezvous.get(f"staged/{step}/{rank}") for rank in range(1, self.ranks.size)]
-        return tuple(item for data in documents for item in msgspec.json.decode(data, type=tuple[ManifestShard, ...]))
+    def other_shards(self, name: str, writers: Sequence[int]) -> tuple[ManifestShard, ...]:
+        """Wait for what the other writers wrote for the checkpoint of this name; raises WriterLost. For rank 0."""
+        every = list[ManifestShard]()
+        for rank in writers[1:]:
+            key, is_lost = f"staged/{name}/{rank}", False
+            while not (document := self._rendezvous.get(key, timeout_seconds=_LOST_POLL_SECONDS)):
+                if is_lost:
+                    raise WriterLost(f"rank {rank} was lost before it had written its part")
+                is_lost = self._rendezvous.has_lost(rank)
+            every += msgspec.json.decode(document, type=tuple[ManifestShard, ...])
+        return tuple(every)
 
 
 class Staging:
@@ -79,7 +106,7 @@ class Staging:
     def __init__(
         self,
         store: ObjectStore,
-        send: Callable[[StagedCheckpoint | trainer_protocol.Waiting], None],
+        send: Callable[[trainer_protocol.Event], None],
         on_failed: Callable[[Exception], None],
         *,
         patience_seconds: float,
@@ -89,7 +116,6 @@ class Staging:
         """Send each checkpoint that is staged, or waits; `buffer` is owned, `shared` is this rank's part of several."""
         self._shared = shared
         self._writer: Callable[[str], int] = (lambda _: 0) if shared is None else shared.writer
-        self._rank = 0 if shared is None else shared.ranks.rank
         self._store, self._retry_policy = store, run_retry_policy(patience_seconds)
         self._send, self._on_failed = send, on_failed
         self._buffer = buffer or staging_buffer.StagingBuffer(torch.device("cpu"))
@@ -98,19 +124,27 @@ class Staging:
 
     def prepare(self, tensors: Sequence[NamedTensor]) -> None:
         """Allocate the memory for copies of these tensors in the background."""
-        self._buffer.prepare([named for named in tensors if self._writer(named.name) == self._rank])
+        self._buffer.prepare([named for named in tensors if self._writer(named.name) == self._number])
 
     def copy(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
         """Wait for the checkpoint on its way, then return host copies, which are valid until the next call."""
         self.wait()
-        return self._buffer.copy(tensors, self._writer, self._rank)
+        return self._buffer.copy(tensors, self._writer, self._number)
 
     def begin(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         """Wait for the checkpoint on its way, then call `before` and stage `checkpoint` in the background."""
         self.wait()
         self.step = checkpoint.document.step
-        self._thread = threading.Thread(target=self._run, args=(checkpoint, before), name="staging")
+        run = partial(self._run, checkpoint, before)
+        if self._shared is not None:
+            rounds, members = self._shared.ranks.position.rounds, self._shared.members
+            run = partial(self._run, checkpoint, before, f"{self.step}-{rounds}", self._number, members)
+        self._thread = threading.Thread(target=run, name="staging")
         self._thread.start()
+
+    @property
+    def _number(self) -> int:
+        return 0 if self._shared is None else self._shared.number
 
     @property
     def is_in_progress(self) -> bool:
@@ -129,7 +163,14 @@ class Staging:
             self._send(trainer_protocol.Waiting(step=self.step, why="", seconds=waited_seconds))
         return not self.is_in_progress
 
-    def _run(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
+    def _run(
+        self,
+        checkpoint: HostCheckpoint,
+        before: Callable[[], None],
+        name: str = "",
+        number: int = 0,
+        members: Sequence[int] = (0,),
+    ) -> None:
         staging_buffer.lower_thread_priority()
         shared, target, document = self._shared, checkpoint.target, checkpoint.document
 
@@ -144,14 +185,16 @@ class Staging:
 
         try:
             groups = to_group("weights", checkpoint.tensors), to_group("optimizer", checkpoint.tensors)
-            if shared is not None and not shared.ranks.is_first:
-                share = partial(stage_share, self._store, target.prefix, groups, writer=shared.ranks.rank)
-                shards = policy.call(share, writers=shared.ranks.size, uploads=_UPLOADS)
-                shared.publish_shards(document.step, shards)
+            if shared is not None and number:
+                share = partial(stage_share, self._store, target.prefix, groups, writer=number)
+                shards = policy.call(share, writers=len(members), uploads=_UPLOADS)
+                shared.publish_shards(name, shards)
                 return
             upload = partial(stage_checkpoint, self._store, target, groups, document, uploads=_UPLOADS)
             if shared is not None:
-                upload = partial(upload, writers=shared.ranks.size, others=partial(shared.other_shards, document.step))
+                upload = partial(upload, writers=len(members), others=partial(shared.other_shards, name, members))
             self._send(policy.call(complete))
+        except WriterLost as lost:
+            self._send(trainer_protocol.CheckpointDropped(step=document.step, why=str(lost)))
         except Exception as error:
             self._on_failed(error)

@@ -39,7 +39,14 @@ from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.machine.arithmetic import arithmetic_of
 from cairn.tasks.trainer import staging, staging_buffer, tensor_exchange, trainer_group, training_setup
 from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
-from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil
+from cairn.tasks.trainer.trainer_protocol import (
+    MembersChanged,
+    Ready,
+    SegmentDone,
+    StepDone,
+    TrainerSpec,
+    TrainUntil,
+)
 
 _MEASURE_SECONDS = 1.0
 
@@ -53,10 +60,11 @@ class StepReporter:
         self._step_tokens = spec.training.global_batch * spec.model.block_size
         self._log = step_log.StepLog(store, run_prefix, spec.attempt, spec.claim_id, spool_dir=spec.work_dir)
         self._started, self._tokens, self.learning_rate = time.monotonic(), 0, 0.0
-        self._measure_at = 0.0
+        self._measure_at, self._members = 0.0, ranks.members
 
     def report(self, result: StepResult) -> None:
-        """Count a step; store and send its record."""
+        """Count a step; store and send its record, after which ranks make it if these have changed."""
+        self._report_members(result.step)
         self.learning_rate = result.lr
         self._tokens += self._step_tokens
         if self._ranks.is_first:
@@ -73,6 +81,13 @@ class StepReporter:
         used = self._gpu_seconds()
         done = SegmentDone(step=step, stopped=stopped, tokens=self._tokens, gpu_seconds=used, behind=behind)
         self._channel.send(done)
+
+    def _report_members(self, step: int) -> None:
+        if (left := self._ranks.members) != self._members:
+            lost = tuple(sorted(set(self._members) - set(left)))
+            self._members = left
+            if self._ranks.is_first:
+                self._channel.send(MembersChanged(step=step, lost=lost, left=left))
 
     def publish(self) -> None:
         """Upload the records, if the store is not a local folder."""
@@ -135,6 +150,7 @@ class Trainer:
         self._state = training_setup.fresh_state(self._store, spec, self._data, place)
         self._faults = FaultPlan(self._store, prefix, spec.faults, attempt=spec.attempt)
         self._spikes = SpikeCheck(spec.divergence, self._data.inputs.order)
+        self._rendezvous = place.rendezvous
         shared, buffer = None, staging_buffer.StagingBuffer(place.device)
         if place.rendezvous is not None:
             shared = staging.SharedStaging(place.ranks, place.rendezvous, self._state.live_tensors())
@@ -156,7 +172,12 @@ class Trainer:
         ready = Ready(
             step=step, state_sha256=digest, parameters=parameters, device=str(device), peak=peak, arithmetic=arithmetic
         )
+        self._rendezvous_go_on()
         self._channel.send(ready)
+
+    def _rendezvous_go_on(self) -> None:
+        if self._rendezvous is not None and self._ranks.place is not None and self._ranks.is_first:
+            self._rendezvous.put("go-on", b"1")
 
     def _ranks_agree(self, own: log_entry.Arithmetic) -> log_entry.Arithmetic:
         """Return the first rank's arithmetic, with a flag if another rank has another: bits depend on who has which."""
@@ -171,6 +192,7 @@ class Trainer:
 
         With `stall_seconds` nothing is copied or staged if the checkpoint before is still on its way so much later.
         """
+        self._ranks.any(False)  # so that a rank that was lost is known to all before a checkpoint is shared
         self._staging.prepare(self._state.live_tensors())
         observer = StepObserver(
             on_step=self._on_step, stop_requested=lambda: self._ranks.any(self._stop.is_set()), probe=self._data.probe
@@ -201,7 +223,7 @@ class Trainer:
         assert self._data.inputs.loader is not None
         self._data.inputs.loader.close()
         self._staging.wait()
-        self._ranks.any(False)
+        self._ranks.leave()
 
     def _on_step(self, result: StepResult) -> None:
         self._reporter.report(result)

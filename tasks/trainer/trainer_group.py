@@ -1,9 +1,9 @@
 """The processes that train one model: how many on how many machines, and the launcher of this machine's ranks.
 
 The launcher (`python -m cairn.tasks.trainer.trainer_group`) starts and watches the ranks. If one exits badly, all are
-ended within seconds and the parent learns which one; nothing is restarted. Rank 0 inherits stdin and stdout. The ranks
-of one machine meet in a file that only this user can reach, those of several in a small key-value store in the first
-machine's launcher.
+ended within seconds and the parent learns which one; but one that is killed, and is not rank 0, leaves the others to go
+on without it where they have said that they can. Rank 0 inherits stdin and stdout. The ranks of one machine meet in a
+folder that only this user can reach, those of several in a small key-value store in the first machine's launcher.
 """
 
 import contextlib
@@ -11,11 +11,9 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from subprocess import Popen
 from types import FrameType
@@ -28,16 +26,18 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.storage.stores import child_process
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy.failures import PEER_LOST_EXIT_CODE
-from cairn.tasks.trainer import signed_connection, trainer_protocol
+from cairn.tasks.trainer import rank_values, trainer_protocol
 
 TRAINER_COMMAND = child_process.child_command("cairn.tasks.trainer.trainer")
 STACKS_SIGNAL = signal.SIGQUIT
 """Has every process of a trainer write where its threads are to its stderr."""
 RANK_STORE, RENDEZVOUS, RENDEZVOUS_SECRET = "CAIRN_RANK_STORE", "CAIRN_RENDEZVOUS", "CAIRN_RENDEZVOUS_SECRET"
-"""Variables: the file where the ranks of one machine meet; where those of several do, and what shows that they may."""
+"""Variables: the folder where the ranks of one machine meet; where those of several do, and their secret."""
+GO_ON = "cairn/go-on"
+"""The value by which the ranks say that they go on without one that is killed."""
 _DEVICES = Path("/dev")
 _SECRET_CHARACTERS = 16
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.05
 _GRACE_SECONDS = 2.0
 """After one rank has failed, the time in which the others may exit by themselves."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
@@ -138,59 +138,6 @@ def _usable_gpus(device: str, environment: Mapping[str, str], devices: Path) -> 
     return max(1, sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*")))
 
 
-Operation = Literal["set", "get", "add", "compare_set", "delete"]
-
-
-class Request(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank's request: an `operation` on a key; `number` is the amount to add."""
-
-    operation: Operation
-    key: str
-    value: bytes = b""
-    expected: bytes = b""
-    number: int = 0
-
-
-class Answer(msgspec.Struct, kw_only=True, frozen=True):
-    """The value of a key, or None, and a number: the result of `add`, or 1 for a key that was deleted."""
-
-    value: bytes | None = None
-    number: int = 0
-
-
-def answer_request(request: Request, values: dict[str, bytes]) -> Answer:
-    """Execute a request at once on the values under their keys."""
-    key, present = request.key, values.get(request.key)
-    match request.operation:
-        case "add":
-            total = int(present or b"0") + request.number
-            values[key] = str(total).encode()
-            return Answer(number=total)
-        case "delete":
-            return Answer(number=int(values.pop(key, None) is not None))
-        case "compare_set" if present != request.expected and (present is not None or request.expected):
-            return Answer(value=request.expected if present is None else present)
-        case "set" | "compare_set":
-            values[key] = request.value
-    return Answer(value=values.get(key))
-
-
-@contextlib.contextmanager
-def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
-    """Serve at HOST:PORT until the block ends, one thread for each connection; yields the port."""
-    values, lock = dict[str, bytes](), threading.Lock()
-
-    def serve(peer: signed_connection.SignedConnection) -> None:
-        while True:
-            request = msgspec.msgpack.decode(peer.receive(), type=Request)
-            with lock:
-                answer = answer_request(request, values)
-            peer.send(msgspec.msgpack.encode(answer))
-
-    with signed_connection.listening(address, secret, serve, partial(print, file=sys.stderr, flush=True)) as port:
-        yield port
-
-
 def main() -> None:
     """Run the ranks of the group in the argument to their end; if one failed, send which to the parent and exit 1."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -212,7 +159,9 @@ def main() -> None:
                 own_group=False,
                 with_thread=True,
             )
-        ended = watch(ranks)
+        folder = variables.get(RANK_STORE)
+        survival = Survival(rank_values.FolderValues(Path(folder)), sorted(ranks)) if folder else None
+        ended = watch(ranks, survival)
     if ended is None:
         os._exit(0)
     with contextlib.suppress(OSError):
@@ -220,23 +169,54 @@ def main() -> None:
     os._exit(1)
 
 
+class Survival:
+    """Which ranks go on when one is killed: those of one machine that have said `GO_ON`, and always with rank 0."""
+
+    def __init__(self, values: rank_values.Values, ranks: Sequence[int]) -> None:
+        """Publish all ranks as the members."""
+        self._values, self._members = values, rank_values.Members(ranks=tuple(ranks))
+        self.lost = list[trainer_protocol.RankEnded]()
+        rank_values.write_members(values, self._members)
+
+    def outlives(self, end: trainer_protocol.RankEnded) -> bool:
+        """Whether the others go on after this end; publish the members that do, none if they do not."""
+        if end.exit_code == 0:
+            return True
+        can_go_on = end.rank and end.exit_code == -signal.SIGKILL and self._values.get(GO_ON) is not None
+        left = tuple(rank for rank in self._members.ranks if rank != end.rank) if can_go_on else ()
+        self._members = rank_values.Members(changes=self._members.changes + 1, ranks=left)
+        rank_values.write_members(self._values, self._members)
+        if left:
+            self.lost.append(end)
+        return bool(left)
+
+
 def watch(
-    ranks: Mapping[int, "Popen[bytes]"], *, sleep: Callable[[float], None] = time.sleep
+    ranks: Mapping[int, "Popen[bytes]"],
+    survival: Survival | None = None,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> trainer_protocol.RankEnded | None:
-    """Wait until all ranks have ended; two seconds after the first that failed the rest are killed."""
-    ends, grace = list[trainer_protocol.RankEnded](), _GRACE_SECONDS
+    """Wait until all ranks have ended; two seconds after the first that failed the rest are killed.
+
+    An end that the others outlive is no failure.
+    """
+    ends, grace, has_failed = list[trainer_protocol.RankEnded](), _GRACE_SECONDS, False
     while len(ends) < len(ranks):
         known = {end.rank for end in ends}
         codes = [(rank, process.poll()) for rank, process in ranks.items() if rank not in known]
-        ends += [trainer_protocol.RankEnded(rank=rank, exit_code=code) for rank, code in codes if code is not None]
+        for rank, code in codes:
+            if code is not None:
+                ends.append(end := trainer_protocol.RankEnded(rank=rank, exit_code=code))
+                has_failed |= not survival.outlives(end) if survival else bool(code)
         if grace <= 0:
             for process in ranks.values():
                 process.kill()
                 process.wait()
             break
-        grace -= _POLL_SECONDS if any(end.exit_code for end in ends) else 0
+        grace -= _POLL_SECONDS if has_failed else 0
         sleep(_POLL_SECONDS)
-    return find_failed_rank(ends)
+    return find_failed_rank(ends) if has_failed else None
 
 
 @contextlib.contextmanager
@@ -248,7 +228,7 @@ def meeting_place(group: TrainerGroup) -> Iterator[dict[str, str]]:
             kept = {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
             yield {RANK_STORE: str(folder / "store"), **{name: value for name, value in kept.items() if value}}
     elif group.node_rank == 0:
-        with serving_rendezvous(group.rendezvous, rendezvous_secret(os.environ)) as port:
+        with rank_values.serving_rendezvous(group.rendezvous, rendezvous_secret(os.environ)) as port:
             os.write(1, trainer_protocol.encode_message(trainer_protocol.Listening(port=port)))
             yield {RENDEZVOUS: f"{group.host}:{port}"}
     else:

@@ -121,6 +121,23 @@ class Waiting:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointDropped:
+    """Event: the checkpoint of `step` will not be staged, because a rank was lost that had a part of it."""
+
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MembersChanged:
+    """Event: `lost` ranks are gone, and `left` go on without them from `step` on."""
+
+    step: int
+    lost: tuple[int, ...]
+    left: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnded:
     """Event of the launcher: the rank whose exit ended all ranks; the exit code is negative for a signal."""
 
@@ -137,7 +154,8 @@ class Listening:
 
 Command = TrainUntil | Finish
 _Launcher = RankEnded | Listening
-Event = MachineSpeed | Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | _Launcher
+_Staging = StagedCheckpoint | CheckpointDropped | Waiting
+Event = MachineSpeed | Ready | StepDone | SegmentDone | _Staging | MembersChanged | ExceptionReport | _Launcher
 _MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
 FIRST_LINES: TypeAdapter[SpeedTrial | TrainerSpec] = TypeAdapter(SpeedTrial | TrainerSpec)
 """The lines before a trainer's commands: any number of trials, then its spec."""

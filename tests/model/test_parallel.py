@@ -11,7 +11,7 @@ from cairn.model.training.parallel import SINGLE_RANK, copy_into, gather_full, i
 
 def test_a_single_rank_exchanges_nothing_and_changes_no_bit() -> None:
     losses = torch.tensor([1.0, 2.0])
-    gathered, seconds = SINGLE_RANK.gather_losses(losses, 0.5)
+    gathered, seconds = SINGLE_RANK.gather_losses(losses, 0.5, [2])
     assert gathered is losses and seconds.tolist() == []
     assert SINGLE_RANK.any(True) and not SINGLE_RANK.any(False)
     assert SINGLE_RANK.rows(9, 4) == slice(0, 9)

@@ -29,6 +29,8 @@ PROGRAMS = frozenset(
         "cairn.tasks.evaluator.evaluator",
         "cairn.tasks.trainer.trainer_group",
         "cairn.tasks.trainer.trainer",
+        "tests.chaos.rank_launcher",
+        "tests.chaos.rank_victim",
         "tests.crash.noticed_command",
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",

@@ -2,23 +2,25 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import DistNetworkError, FileStore, Store
+from torch.distributed import DistNetworkError, Store
 
 from cairn.model.training.parallel import is_peer_loss
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer.trainer_channel import RemoteRankStore, open_rank_store
-from cairn.tasks.trainer.trainer_group import serving_rendezvous
+from cairn.tasks.trainer.rank_store import RankStore, RemoteValues, open_rank_store
+from cairn.tasks.trainer.rank_values import FolderValues, serving_rendezvous
 
 SECRET = b"0123456789abcdef"
 
 
-def joined(address: str, rank: int) -> AbstractContextManager[RemoteRankStore]:
-    return closing(RemoteRankStore(address, SECRET, rank))
+@contextmanager
+def joined(address: str, rank: int) -> Iterator[RankStore]:
+    with closing(RemoteValues(address, SECRET, rank)) as values:
+        yield RankStore(values)
 
 
 @pytest.fixture
@@ -28,10 +30,10 @@ def address() -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
-@pytest.fixture(params=["file", "remote"])
+@pytest.fixture(params=["folder", "remote"])
 def store(request: pytest.FixtureRequest, address: str, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "file":
-        yield FileStore(str(tmp_path / "store"), 1)
+    if request.param == "folder":
+        yield RankStore(FolderValues(tmp_path / "store"))
     else:
         with joined(address, 0) as store:
             yield store
@@ -61,16 +63,21 @@ def test_a_value_is_replaced_only_where_the_expected_one_is_there(
     assert store.get("a") == there
 
 
-def test_a_deleted_key_is_gone(address: str) -> None:
-    with joined(address, 0) as store:
-        store.set("a", "1")
-        assert store.delete_key("a") and not store.delete_key("a")
-        assert not store.check(["a"])
+def test_a_deleted_key_is_gone(store: Store) -> None:
+    store.set("a", "1")
+    assert store.delete_key("a") and not store.delete_key("a")
+    assert not store.check(["a"])
 
 
-def test_who_waits_for_what_nobody_says_is_told_so_in_time(address: str) -> None:
-    with joined(address, 0) as store, pytest.raises(TimeoutError, match="no value for b"):
+def test_who_waits_for_what_nobody_says_is_told_so_in_time(store: Store) -> None:
+    with pytest.raises(TimeoutError, match="no value for b"):
         store.wait(["b"], timedelta(milliseconds=1))
+
+
+def test_a_meeting_that_is_over_is_waited_for_no_longer(tmp_path: Path) -> None:
+    store = RankStore(FolderValues(tmp_path), is_over=lambda: True)
+    with pytest.raises(TimeoutError, match="no value for b"):
+        store.wait(["b"], timedelta(days=1))
 
 
 def test_each_rank_joins_once(address: str) -> None:
@@ -78,13 +85,15 @@ def test_each_rank_joins_once(address: str) -> None:
         joined(address, 0),
         joined(address, 1),
         pytest.raises(TaskError, match="rank 1 has joined this"),
+        joined(address, 1),
     ):
-        joined(address, 1)
+        pass
 
 
 def test_a_store_whose_connection_is_lost_counts_as_a_lost_peer(address: str) -> None:
     with joined(address, 0) as store:
-        store._peer._connection.shutdown(socket.SHUT_RDWR)
+        assert isinstance(store.values, RemoteValues)
+        store.values._peer._connection.shutdown(socket.SHUT_RDWR)
         with pytest.raises(DistNetworkError, match="launcher is gone") as lost:
             store.check(["a"])
     assert is_peer_loss(lost.value)
@@ -100,8 +109,8 @@ def test_who_has_another_secret_does_not_come_in(address: str) -> None:
 
 
 def test_the_launcher_says_by_the_environment_which_store_it_is(address: str, tmp_path: Path) -> None:
-    one_machine = open_rank_store({"CAIRN_RANK_STORE": str(tmp_path / "store")}, rank=0, size=2)
+    one_machine = open_rank_store({"CAIRN_RANK_STORE": str(tmp_path / "store")}, rank=0)
     variables = {"CAIRN_RENDEZVOUS": address, "CAIRN_RENDEZVOUS_SECRET": SECRET.decode()}
-    several = open_rank_store(variables, rank=0, size=2)
-    assert isinstance(one_machine, FileStore) and isinstance(several, RemoteRankStore)
-    several.close()
+    several = open_rank_store(variables, rank=0)
+    assert isinstance(one_machine.values, FolderValues) and isinstance(several.values, RemoteValues)
+    several.values.close()

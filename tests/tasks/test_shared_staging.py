@@ -44,9 +44,9 @@ class QueuedRendezvous:
             self._left[name] = data
             self._changed.notify_all()
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, *, timeout_seconds: float) -> bytes:
         with self._changed:
-            assert self._changed.wait_for(lambda: name in self._left, timeout=240)
+            assert self._changed.wait_for(lambda: name in self._left, timeout=max(240, timeout_seconds))
             return self._left[name]
 
 
@@ -80,7 +80,7 @@ def stage_by_several(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> Sta
     for share, own in list(zip(shares, copies, strict=True))[1:]:
         groups = (to_group("weights", own), to_group("optimizer", own))
         rank = share.ranks.rank
-        share.publish_shards(0, stage_share(store, prefix=PREFIX, groups=groups, writer=rank, writers=WRITERS))
+        share.publish_shards("0", stage_share(store, prefix=PREFIX, groups=groups, writer=rank, writers=WRITERS))
     own, first = copies[0], shares[0]
     groups = (to_group("weights", own), to_group("optimizer", own))
     return stage_checkpoint(
@@ -89,7 +89,7 @@ def stage_by_several(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> Sta
         groups=groups,
         trainer=document(own),
         writers=WRITERS,
-        others=partial(first.other_shards, 0),
+        others=partial(first.other_shards, "0", range(WRITERS)),
     )
 
 
