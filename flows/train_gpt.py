@@ -7,7 +7,7 @@ flow run, or the plain functions beside a witness that shows them. Prefect shows
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
 from cairn.tasks import commit_checkpoint, train_segment
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.addresses import name_store
-from cairn.tasks.errors import LiveOwner, ShutdownRequested, TrainerGone
+from cairn.tasks.errors import CheckpointLost, LiveOwner, ShutdownRequested, TrainerGone
 from cairn.tasks.policy.termination import (
     EXIT_CODES,
     DecisionAction,
@@ -159,8 +159,7 @@ def train_segments(
                 raise trained.problem
             if trained.is_staged and trained.done is not None:
                 step = trained.done.step
-                if commit is not None:
-                    commit.result()
+                _await(commit)
                 due = commit_checkpoint.Commit(
                     attempt=segment.attempt,
                     done=trained.done,
@@ -171,7 +170,12 @@ def train_segments(
                 commit = beside.submit(copy_context().run, shown.commit_checkpoint, due, trainer.wait_staged, run.log)
                 commit.add_done_callback(run.note_commit)
                 evaluations.follow(commit, step, shown)
-        if commit is not None:
+        _await(commit)
+
+
+def _await(commit: Future[CheckpointReference] | None) -> None:
+    if commit is not None:
+        with suppress(CheckpointLost):  # a later one holds what it would have held
             commit.result()
 
 

@@ -25,6 +25,10 @@ class TrainerGone(TaskError):
     """The trainer's process ended before it answered."""
 
 
+class CheckpointLost(TaskError):
+    """A checkpoint will not be staged, because a rank was lost that had a part of it; the next one is."""
+
+
 class GateRefused(TaskError):
     """A promotion gate refused, which is recorded; or an alias or a fork needs what was to be deleted."""
 

@@ -16,7 +16,7 @@ from cairn.storage.logs import log_entry, run_entries, step_log
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.tasks.attempt import attempt_entries, injected_faults, watchdog
 from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
-from cairn.tasks.errors import TrainerGone
+from cairn.tasks.errors import CheckpointLost, TrainerGone
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
 from cairn.tasks.policy import cost_limit
@@ -65,7 +65,8 @@ class AttemptTrainer:
     def segments(self, evaluations: run_decisions.AttemptEvaluations) -> Iterator[Segment]:
         """Yield what is to be trained next, until the run is complete, stops early, or this process has to leave.
 
-        If the last segment got no checkpoint, because the upload before was under way, the end adds one without steps.
+        If the last segment got no checkpoint, because the upload before was under way or a rank was lost that wrote a
+        part of it, the end adds one without steps.
         """
         assert self._process is not None
         run, steps, received = self._run, self._run.last_step, self._process.received
@@ -86,7 +87,7 @@ class AttemptTrainer:
             yield self._segment(step, until, limit)
             done = received.newest(trainer_protocol.SegmentDone)
             step = done.step if done else step
-        if self._behind:
+        while self._behind or (received.segments and self._process.is_dropped(step)):
             yield self._segment(step, step, None)
 
     def train(self, segment: Segment) -> trainer_protocol.SegmentDone:
@@ -102,10 +103,17 @@ class AttemptTrainer:
         return done
 
     def wait_staged(self, step: int) -> run_entries.StagedCheckpoint:
-        """Wait until the checkpoint of `step` is staged; raises `TrainerGone` if the process exits before."""
+        """Wait until the checkpoint of `step` is staged.
+
+        Raises `CheckpointLost` if it never will be, and `TrainerGone` if the process exits before.
+        """
         assert self._process is not None
         with self._run.progress.doing(f"writing the checkpoint of step {step}"):
-            return self._process.wait_staged(step)
+            try:
+                return self._process.wait_staged(step)
+            except CheckpointLost as lost:
+                self._run.say(f"  {lost}")
+                raise
 
     def explain(self, problem: TrainerGone | StorageError) -> Failure:
         """End the process if it still runs, and return what all evidence makes of its end."""

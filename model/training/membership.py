@@ -38,6 +38,9 @@ class MeetingPlace(Protocol):
     def members(self) -> tuple[int, tuple[int, ...]]:
         """Return how often the members have changed, and which ranks they are now, rank 0 among them."""
 
+    def is_due(self, last: MeetingNumber) -> bool:
+        """Whether there is a meeting after `last`: the members have changed, or another one waits at the next."""
+
     def exchange(self, number: MeetingNumber, rank: int, own: Position) -> Sequence[Position] | None:
         """Wait for the position of every member; None if the members change before."""
 

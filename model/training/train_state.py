@@ -20,6 +20,7 @@ from cairn.model.configuration.training import Precision, TrainingConfig
 from cairn.model.errors import InvalidInput, StateMismatch
 from cairn.model.kernels.head_loss import COMPILE_OPTIONS
 from cairn.model.training import determinism, optimizer, parallel
+from cairn.model.training.gradient_sum import Workers
 
 Group = Literal["weights", "optimizer", "trainer"]
 
@@ -86,7 +87,7 @@ class TrainState:
     network: Callable[..., Tensor]
     ranks: parallel.Ranks
     own_time: OwnTime
-    workers: parallel.Workers = field(default_factory=parallel.Workers, init=False)
+    workers: Workers = field(default_factory=Workers, init=False)
     step: int = field(default=0, init=False)
     before: TrainedBefore = field(default=NOTHING_BEFORE, init=False)
     beside: Mapping[str, Tensor] = field(default_factory=dict, init=False)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from torch.distributed import DistNetworkError, PrefixStore, Store  # type: ignore[attr-defined]
 
-from cairn.model.training.membership import MeetingNumber, Position
+from cairn.model.training.membership import MeetingNumber, Position, next_meeting
 from cairn.tasks.errors import TaskError
 from cairn.tasks.trainer import rank_values, signed_connection, trainer_group
 
@@ -129,10 +129,16 @@ class FolderMeetings:
         members = rank_values.read_members(self._values)
         return members.changes, members.ranks
 
+    def is_due(self, last: MeetingNumber) -> bool:
+        """Whether the members have changed since, or another one waits at the next meeting."""
+        changes, ranks = self.members()
+        prefix = _prefix(next_meeting(last, changes))
+        return changes > last[0] or any(self._values.get(f"{prefix}{rank}") for rank in ranks)
+
     def exchange(self, number: MeetingNumber, rank: int, own: Position) -> Sequence[Position] | None:
         """Wait for the position of every member; None if the members change before."""
         changes, ranks = self.members()
-        prefix = "meeting/{}.{}/".format(*number)
+        prefix = _prefix(number)
         self._values[f"{prefix}{rank}"] = msgspec.json.encode(own)
         while changes == number[0]:
             found = [self._values.get(f"{prefix}{other}") for other in ranks]
@@ -146,6 +152,10 @@ class FolderMeetings:
         """Return the store of this meeting alone."""
         self._store = RankStore(self._values, lambda: self.members()[0] != number[0])
         return PrefixStore("connect/{}.{}".format(*number), self._store)
+
+
+def _prefix(number: MeetingNumber) -> str:
+    return "meeting/{}.{}/".format(*number)
 
 
 class Rendezvous:

@@ -11,6 +11,8 @@ import select
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +28,7 @@ from cairn.tasks.trainer.rank_store import Rendezvous
 
 _SPEC, _EXCEPTION, _EXCEPTION_SENT = "spec", "exception", "exception-sent"
 _EXCEPTION_SECONDS = 5.0
+_IDLE_SECONDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +65,14 @@ class ParentChannel:
         """Return the place of the only process."""
         return Place(device=determinism.resolve_device(spec.training.device))
 
-    def next_command(self) -> trainer_protocol.Command | trainer_protocol.Event:
-        """Wait for the parent's next command."""
-        return self._commands.get()
+    def next_command(
+        self, *, meanwhile: Callable[[], None] = lambda: None
+    ) -> trainer_protocol.Command | trainer_protocol.Event:
+        """Wait for the parent's next command; calls `meanwhile` every 50 ms."""
+        while True:
+            with suppress(queue.Empty):
+                return self._commands.get(timeout=_IDLE_SECONDS)
+            meanwhile()
 
     def send(self, event: trainer_protocol.Event) -> None:
         """Send an event; exits if the parent is gone."""
@@ -126,10 +134,12 @@ class RankChannel:
         self._commands += 1
         name = f"command/{self._commands}"
         if self._parent is not None:
-            command = self._parent.next_command()
+            command = self._parent.next_command(meanwhile=self._ranks.attend)
             self._rendezvous.put(name, trainer_protocol.encode_message(command))
             return command
-        return trainer_protocol.decode_message(self._rendezvous.get(name))
+        while not (message := self._rendezvous.get(name, timeout_seconds=_IDLE_SECONDS)):
+            self._ranks.attend()
+        return trainer_protocol.decode_message(message)
 
     def send(self, event: trainer_protocol.Event) -> None:
         """Send an event; of a rank other than 0 only an exception is sent, and waited for until rank 0 forwarded it."""

@@ -175,20 +175,24 @@ class Survival:
     def __init__(self, values: rank_values.Values, ranks: Sequence[int]) -> None:
         """Publish all ranks as the members."""
         self._values, self._members = values, rank_values.Members(ranks=tuple(ranks))
-        self.lost = list[trainer_protocol.RankEnded]()
+        self._is_over = False
         rank_values.write_members(values, self._members)
 
     def outlives(self, end: trainer_protocol.RankEnded) -> bool:
         """Whether the others go on after this end; publish the members that do, none if they do not."""
-        if end.exit_code == 0:
+        if end.exit_code == 0 or self._is_over:
+            if end.rank == 0 and end.exit_code == 0:  # nothing is left to do: one that waits for the others may go
+                self._is_over = True
+                self._publish(())
             return True
         can_go_on = end.rank and end.exit_code == -signal.SIGKILL and self._values.get(GO_ON) is not None
         left = tuple(rank for rank in self._members.ranks if rank != end.rank) if can_go_on else ()
-        self._members = rank_values.Members(changes=self._members.changes + 1, ranks=left)
-        rank_values.write_members(self._values, self._members)
-        if left:
-            self.lost.append(end)
+        self._publish(left)
         return bool(left)
+
+    def _publish(self, ranks: Sequence[int]) -> None:
+        self._members = rank_values.Members(changes=self._members.changes + 1, ranks=tuple(ranks))
+        rank_values.write_members(self._values, self._members)
 
 
 def watch(

@@ -19,11 +19,12 @@ from cairn.model.estimates.numerics import MachineSpeed
 from cairn.storage.logs import run_entries, step_log
 from cairn.storage.stores.child_process import ORDER_SECONDS, end_child, start_child
 from cairn.tasks.attempt.watchdog import HangDetector
-from cairn.tasks.errors import TaskError, TrainerGone
+from cairn.tasks.errors import CheckpointLost, TaskError, TrainerGone
 from cairn.tasks.policy.failures import ExceptionReport, describe_exception
 from cairn.tasks.trainer import trainer_group, trainer_protocol
 
 T = TypeVar("T")
+Staged = run_entries.StagedCheckpoint | trainer_protocol.CheckpointDropped
 _TAIL_BYTES = 64 * 1024  # a library may write gigabytes of warnings
 _EXIT_SECONDS = 30.0
 """A large process dies slowly: it may write a core dump, and the kernel unmaps its memory."""
@@ -122,7 +123,8 @@ class WarmTrainer:
 class ReceivedEvents:
     """The newest events that a trainer has sent; safe to use from several threads.
 
-    `segments` counts the segments that ended, `staged` has the checkpoints that nobody has taken yet.
+    `segments` counts the segments that ended, `staged` has the checkpoints that nobody has taken yet, or what became of
+    them; `outcome` is the newest of these since the last command.
     """
 
     def __init__(self) -> None:
@@ -130,14 +132,15 @@ class ReceivedEvents:
         self._closed = False
         self._newest: dict[type, Any] = {}
         self.segments = 0
-        self.staged: dict[int, run_entries.StagedCheckpoint] = {}
+        self.staged: dict[int, Staged] = {}
+        self.outcome: Staged | None = None
 
     def add(self, event: trainer_protocol.Command | trainer_protocol.Event) -> None:
         """Keep an event and wake those who wait."""
         with self._changed:
             self.segments += isinstance(event, trainer_protocol.SegmentDone)
-            if isinstance(event, run_entries.StagedCheckpoint):
-                self.staged[event.step] = event
+            if isinstance(event, Staged):
+                self.outcome = self.staged[event.step] = event
             elif not isinstance(event, ExceptionReport) or not self.newest(ExceptionReport):
                 self._newest[type(event)] = event  # of several ranks, the first report has the cause
             self._changed.notify_all()
@@ -203,15 +206,28 @@ class TrainerProcess:
         """Have the child train until `step`, see `TrainUntil`; raises `TrainerGone` if it exits before."""
         received, before = self.received, self.received.segments
         self._detector.resume()
+        received.outcome = None
         command = trainer_protocol.TrainUntil(step=step, stall_seconds=stall_seconds)
         self._write(trainer_protocol.encode_message(command))
         return self._wait(lambda: received.newest(trainer_protocol.SegmentDone) if received.segments > before else None)
 
     def wait_staged(self, step: int) -> run_entries.StagedCheckpoint:
-        """Wait until the checkpoint of `step` is staged and take it; raises `TrainerGone` if the child exits before."""
-        staged = self._wait(lambda: self.received.staged.get(step))
+        """Wait until the checkpoint of `step` is staged and take it.
+
+        Raises `CheckpointLost` if it never will be, and `TrainerGone` if the child exits before.
+        """
+        staged: object = self._wait(lambda: self.received.staged.get(step))
         self.received.staged.pop(step, None)
-        return staged
+        if isinstance(staged, run_entries.StagedCheckpoint):
+            return staged
+        assert isinstance(staged, trainer_protocol.CheckpointDropped)
+        raise CheckpointLost(f"no checkpoint of step {step}: {staged.why}")
+
+    def is_dropped(self, step: int) -> bool:
+        """Wait until the checkpoint of `step`, the newest, is staged or never will be; return whether it will not."""
+        received = self.received
+        outcome = self._wait(lambda: received.outcome if received.outcome and received.outcome.step == step else None)
+        return isinstance(outcome, trainer_protocol.CheckpointDropped)
 
     def notify(self, number: int) -> None:
         """Send the child a signal, unless it has exited."""

@@ -10,7 +10,7 @@ from cairn.model.architectures import adapters
 from cairn.model.architectures.own_network import Network
 from cairn.model.data import batch_loader, token_windows
 from cairn.model.errors import InvalidInput
-from cairn.model.training.parallel import Workers
+from cairn.model.training.gradient_sum import Workers
 from cairn.model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
 from cairn.model.training.training_loop import Probe
 from cairn.model.training.training_step import StepInputs

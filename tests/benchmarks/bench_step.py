@@ -32,7 +32,8 @@ from cairn.model.data.sample_order import SampleOrder
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.estimates.utilization import flops_per_token, measure_peak_flops
 from cairn.model.training.determinism import make_deterministic
-from cairn.model.training.parallel import SINGLE_RANK, Ranks, Workers
+from cairn.model.training.gradient_sum import Workers
+from cairn.model.training.parallel import SINGLE_RANK, Ranks
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import StepInputs, take_step
 

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from torch import nn
 
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.training import parallel
-from cairn.model.training.parallel import SINGLE_RANK, Ranks, accumulate, join_ranks
+from cairn.model.training import gradient_sum
+from cairn.model.training.gradient_sum import accumulate
+from cairn.model.training.parallel import SINGLE_RANK, Ranks, join_ranks
 from tests.benchmarks.bench_step import OURS, RECIPES, WARM_STEPS, our_step, text_tokens
 
 CPU = torch.device("cpu")
@@ -77,12 +78,12 @@ def compare_sums(given: argparse.Namespace) -> None:
     core: dict[str, list[float]] = {name: [] for name in SUMS}
     for number in range(WARM_STEPS + given.steps):
         for name in list(SUMS)[:: -1 if number % 2 else 1]:
-            parallel.accumulate = SUMS[name]
+            gradient_sum.accumulate = SUMS[name]
             began, core_began = time.perf_counter(), time.process_time()
             steps[name](number)
             wall[name].append(time.perf_counter() - began)
             core[name].append(time.process_time() - core_began)
-    parallel.accumulate = accumulate
+    gradient_sum.accumulate = accumulate
     print(f"{given.recipe}, {given.contender}, {given.micro_batches} micro-batches, {given.threads} threads")
     print_ratios({name: (wall[name][WARM_STEPS:], core[name][WARM_STEPS:]) for name in SUMS})
 

@@ -116,6 +116,7 @@ class RankRun:
         _, left = psutil.wait_procs(list(family.values()), timeout=10.0)
         orphans = [one.pid for one in left]
         problem += f" orphans {orphans}" if orphans else ""
+        child.discard()
         killed = [path.read_text().split() for path in moments.iterdir()]
         times = [at for _, at in seen.steps]
         gaps = tuple(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cairn.model.training.parallel import TreeSum, accumulate
+from cairn.model.training.gradient_sum import TreeSum, accumulate
 
 
 def leaves(count: int) -> list[Tensor]:

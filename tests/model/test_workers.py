@@ -10,7 +10,7 @@ import torch
 from cairn.model.configuration.training import auto_micro_batch
 from cairn.model.errors import NonFiniteLoss
 from cairn.model.training import training_step
-from cairn.model.training.parallel import Workers
+from cairn.model.training.gradient_sum import Workers
 from tests.model.tiny_run import TinyRun
 
 MODES: dict[str, dict[str, Any]] = {

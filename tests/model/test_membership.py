@@ -1,0 +1,56 @@
+"""Any number of ranks can share a step: each has a subtree of the one sum over micro-batches."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from cairn.model.configuration.training import possible_processes, split_batch
+from cairn.model.training.gradient_sum import TreeSum
+from cairn.model.training.membership import next_meeting, share_passes
+from cairn.model.training.parallel import Ranks
+
+COUNTS = [1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 20, 24, 33]
+
+
+def summed(values: list[torch.Tensor], shares: tuple[range, ...]) -> torch.Tensor:
+    """The sum as ranks with these shares add it up."""
+    every = TreeSum()
+    for share in shares:
+        own = TreeSum()
+        for number in share:
+            own.push([values[number].clone()])
+        every.push(own.total(), level=len(share).bit_length() - 1)
+    return every.total()[0]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_any_number_of_ranks_shares_all_micro_batches_and_adds_up_the_same_bits(count: int) -> None:
+    values = list(torch.randn(count, 50, generator=torch.Generator().manual_seed(count)))
+    alone = summed(values, (range(count),))
+    for ranks in range(1, count + 1):
+        shares = share_passes(count, ranks)
+        assert [number for share in shares for number in share] == list(range(count)) and all(shares)
+        assert torch.equal(summed(values, shares), alone), f"{ranks} ranks"
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_as_many_ranks_as_a_run_may_begin_with_have_the_shares_they_begin_with(count: int) -> None:
+    for ranks in possible_processes(count, 1):
+        own = [[part.start for part in parts] for parts in split_batch(count, 1, processes=ranks)]
+        assert [list(share) for share in share_passes(count, ranks)] == own
+
+
+def test_after_a_loss_ranks_have_the_shares_of_any_number() -> None:
+    ranks = Ranks(1, 3, meeting=(1, 0))
+    rows = ranks.shares(7, 2)
+    assert [[(part.start, part.stop) for part in parts] for parts in rows] == [[(0, 2)], [(2, 4)], [(4, 6), (6, 7)]]
+    assert ranks.rows(7, 2) == slice(2, 4)
+
+
+def test_meetings_are_counted_on_and_begin_anew_where_members_change() -> None:
+    numbers = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    changes = [0, 0, 1, 1]
+    assert all(
+        next_meeting(last, change) == after for (last, after), change in zip(pairwise(numbers), changes, strict=True)
+    )
