@@ -242,11 +242,15 @@ class AttemptTrainer:
         if self._process is not None:
             _after(_LOST_SECONDS, self._process.kill)
 
-    def _kill_hung(self, gap: watchdog.HeartbeatGap) -> None:
-        if self._process is not None and self._process.is_alive:
-            self._gap = gap
-            self._process.write_stacks()
-            self._process.kill()
+    def _kill_hung(self, gap: watchdog.HeartbeatGap) -> bool:
+        if self._process is None or not self._process.is_alive:
+            return False
+        self._process.write_stacks()
+        if self._run.group.size > 1 and self._process.end_hung_ranks():
+            return True
+        self._gap = gap
+        self._process.kill()
+        return False
 
 
 def record_end(run: active_run.ActiveRun, evidence: Evidence, last: step_log.Heartbeat) -> run_entries.AttemptEnded:

@@ -38,6 +38,9 @@ class MeetingPlace(Protocol):
     def members(self) -> tuple[int, tuple[int, ...]]:
         """Return how often the members have changed, and which ranks they are now, rank 0 among them."""
 
+    def mark(self, rank: int, *, is_waiting: bool) -> None:
+        """Show whether a rank waits for others: where all seem to hang, it is not the one that does."""
+
     def is_due(self, last: MeetingNumber) -> bool:
         """Whether there is a meeting after `last`: the members have changed, or another one waits at the next."""
 

@@ -185,20 +185,28 @@ class Ranks:
 
     def _exchange(self, exchange: Callable[[], object]) -> bool:
         """Run collective calls; if a rank is lost in them, meet the others again and return False."""
+        if self.place is None:
+            exchange()
+            return True
+        own = self.members[self.rank]
+        self.place.mark(own, is_waiting=True)
         try:
             exchange()
         except RuntimeError as error:
-            if self.place is None or not is_peer_loss(error):
+            if not is_peer_loss(error):
                 raise
             loss = error.with_traceback(None)  # which would keep the connections open
         else:
             return True
+        finally:
+            self.place.mark(own, is_waiting=False)
         self._meet(self.place, loss)
         return False
 
     def _meet(self, place: membership.MeetingPlace, loss: RuntimeError) -> None:
         """Meet all ranks that are left, and go on from the newest position; raises the loss if they do not connect."""
         own = self.members[self.rank]
+        place.mark(own, is_waiting=True)
         for number in range(_MOST_MEETINGS):
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -218,6 +226,7 @@ class Ranks:
             self.position = membership.newest_position(positions)
             if self.size == 1:  # which has no more rounds
                 self.position = replace(self.position, members=members)
+            place.mark(own, is_waiting=False)
             return
         raise loss
 

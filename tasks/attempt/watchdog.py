@@ -84,9 +84,12 @@ class HangDetector:
 
 
 def detecting_hangs(
-    detector: HangDetector, on_hang: Callable[[HeartbeatGap], None], *, poll_seconds: float = 1.0
+    detector: HangDetector, on_hang: Callable[[HeartbeatGap], bool | None], *, poll_seconds: float = 1.0
 ) -> AbstractContextManager[None]:
-    """Poll the detector while the block runs; at the first overdue gap call `on_hang`, once."""
+    """Poll the detector while the block runs; at an overdue gap call `on_hang`, again only if it says that it goes on.
+
+    The child has the time of its history again then.
+    """
 
     def poll(stop: threading.Event) -> None:
         detector.record_poll(poll_seconds)
@@ -94,7 +97,8 @@ def detecting_hangs(
             detector.record_poll(poll_seconds)
             gap = detector.heartbeat_gap()
             if gap.is_overdue:
-                on_hang(gap)
-                return
+                if not on_hang(gap):
+                    return
+                detector.resume()
 
     return running_beside(poll, name="watchdog")

@@ -1,5 +1,6 @@
 """Where the ranks of one model find each other: a key-value store as torch's own, which outlives any of them."""
 
+import mmap
 import os
 import threading
 import time
@@ -123,11 +124,17 @@ class FolderMeetings:
 
     def __init__(self, values: rank_values.FolderValues) -> None:
         self._values, self._store = values, RankStore(values)  # kept: a prefix keeps no object of Python alive
+        with values.waiting_path.open("r+b") as file:
+            self._waiting = mmap.mmap(file.fileno(), 0)
 
     def members(self) -> tuple[int, tuple[int, ...]]:
         """Return how often the members have changed, and who they are now."""
         members = rank_values.read_members(self._values)
         return members.changes, members.ranks
+
+    def mark(self, rank: int, *, is_waiting: bool) -> None:
+        """Show the launcher whether a rank waits for others, which then are those that hang."""
+        self._waiting[rank] = is_waiting
 
     def is_due(self, last: MeetingNumber) -> bool:
         """Whether the members have changed since, or another one waits at the next meeting."""

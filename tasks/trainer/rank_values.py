@@ -20,6 +20,7 @@ import msgspec
 from cairn.tasks.trainer import signed_connection
 
 _MEMBERS = "members"
+_MOST_RANKS = 4096
 
 Operation = Literal["set", "get", "add", "compare_set", "delete"]
 
@@ -94,6 +95,13 @@ class FolderValues:
         """Use the folder, which is made if need be."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        with self.waiting_path.open("ab") as file:
+            file.truncate(_MOST_RANKS)
+
+    @property
+    def waiting_path(self) -> Path:
+        """The file with a byte for each rank, which is not 0 while it waits for others."""
+        return self._folder / ".waiting"
 
     def ask(self, request: Request) -> Answer:
         """Execute a request."""

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ from cairn.tasks.trainer import rank_values, trainer_protocol
 TRAINER_COMMAND = child_process.child_command("cairn.tasks.trainer.trainer")
 STACKS_SIGNAL = signal.SIGQUIT
 """Has every process of a trainer write where its threads are to its stderr."""
+HUNG_SIGNAL = signal.SIGWINCH
+"""Has the launcher kill the ranks that hang, if the others can go on; ignored by a trainer without one."""
 RANK_STORE, RENDEZVOUS, RENDEZVOUS_SECRET = "CAIRN_RANK_STORE", "CAIRN_RENDEZVOUS", "CAIRN_RENDEZVOUS_SECRET"
 """Variables: the folder where the ranks of one machine meet; where those of several do, and their secret."""
 GO_ON = "cairn/go-on"
@@ -161,6 +164,8 @@ def main() -> None:
             )
         folder = variables.get(RANK_STORE)
         survival = Survival(rank_values.FolderValues(Path(folder)), sorted(ranks)) if folder else None
+        if survival is not None:
+            signal.signal(HUNG_SIGNAL, lambda *_: survival.is_hung.set())
         ended = watch(ranks, survival)
     if ended is None:
         os._exit(0)
@@ -172,10 +177,10 @@ def main() -> None:
 class Survival:
     """Which ranks go on when one is killed: those of one machine that have said `GO_ON`, and always with rank 0."""
 
-    def __init__(self, values: rank_values.Values, ranks: Sequence[int]) -> None:
+    def __init__(self, values: rank_values.FolderValues, ranks: Sequence[int]) -> None:
         """Publish all ranks as the members."""
         self._values, self._members = values, rank_values.Members(ranks=tuple(ranks))
-        self._is_over = False
+        self._is_over, self.is_hung = False, threading.Event()
         rank_values.write_members(values, self._members)
 
     def outlives(self, end: trainer_protocol.RankEnded) -> bool:
@@ -189,6 +194,16 @@ class Survival:
         left = tuple(rank for rank in self._members.ranks if rank != end.rank) if can_go_on else ()
         self._publish(left)
         return bool(left)
+
+    def find_hung(self, ranks: Mapping[int, "Popen[bytes]"]) -> list[int]:
+        """Return the ranks for which the others wait, none of them the first: they are in no exchange, or stopped."""
+        if self._values.get(GO_ON) is None:
+            return []
+        marks = self._values.waiting_path.read_bytes()
+        waiting = {rank for rank in self._members.ranks if marks[rank]}
+        stopped = {rank for rank in waiting if psutil.Process(ranks[rank].pid).status() == psutil.STATUS_STOPPED}
+        hung = sorted(set(self._members.ranks) - waiting | stopped)
+        return [] if 0 in hung else hung
 
     def _publish(self, ranks: Sequence[int]) -> None:
         self._members = rank_values.Members(changes=self._members.changes + 1, ranks=tuple(ranks))
@@ -213,6 +228,10 @@ def watch(
             if code is not None:
                 ends.append(end := trainer_protocol.RankEnded(rank=rank, exit_code=code))
                 has_failed |= not survival.outlives(end) if survival else bool(code)
+        if survival is not None and survival.is_hung.is_set():
+            survival.is_hung.clear()
+            for rank in survival.find_hung(ranks):
+                ranks[rank].kill()
         if grace <= 0:
             for process in ranks.values():
                 process.kill()

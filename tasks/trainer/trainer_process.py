@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from cairn.model.estimates.numerics import MachineSpeed
 from cairn.storage.logs import run_entries, step_log
 from cairn.storage.stores.child_process import ORDER_SECONDS, end_child, start_child
@@ -254,6 +256,17 @@ class TrainerProcess:
             last, grown = grown, self._stderr_bytes()
             if grown == last and all(map(operator.gt, grown, before)):
                 return
+
+    def end_hung_ranks(self, *, sleep: Callable[[float], None] = time.sleep) -> bool:
+        """Have the launcher kill the ranks for which the others wait, if these can go on; return whether it did."""
+        before = len(psutil.Process(self.pid).children())
+        self.notify(trainer_group.HUNG_SIGNAL)
+        for _ in range(_STACKS_POLLS):
+            sleep(_STACKS_POLL_SECONDS)
+            with suppress(psutil.Error):
+                if len(psutil.Process(self.pid).children()) < before:
+                    return True
+        return False
 
     def stacks(self) -> tuple[str, ...]:
         """Return the last lines of each rank's stderr, where `write_stacks` put the stacks; the main thread's last."""

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ import psutil
 
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.child_process import child_command
-from cairn.tasks.attempt.watchdog import HangDetector
+from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from cairn.tasks.configuration.settings import WatchdogConfig
 from cairn.tasks.trainer import trainer_protocol
 from cairn.tasks.trainer.trainer_group import TrainerGroup
 from cairn.tasks.trainer.trainer_process import TrainerChild, TrainerProcess
-from tests.chaos.rank_victim import KILLS, MOMENTS
+from tests.chaos.rank_victim import KILLS, MOMENTS, SUSPENDED
 from tests.processes.fork_server import fork_server
 from tests.tasks.trainer_in_process import TrainingWorld
 
@@ -75,13 +75,22 @@ class RankRun:
         with fork_server().forking(), _environment({KILLS: kills, MOMENTS: str(moments)}):
             child = TrainerChild(spec.work_dir, command)
         seen, began = Seen(), time.monotonic()
+        soon = WatchdogConfig(floor_seconds=2.0, factor=2.0, startup_seconds=20.0)
+        detector = HangDetector(soon if SUSPENDED in kills else WatchdogConfig())
         process = TrainerProcess(
             spec,
             child,
             on_step=lambda record: seen.steps.append((record.step, time.monotonic())),
             on_waiting=lambda waiting: None,
-            detector=HangDetector(WatchdogConfig()),
+            detector=detector,
         )
+
+        def end_hung(gap: HeartbeatGap) -> bool:
+            if not process.end_hung_ranks():
+                process.kill()
+                return False
+            return True
+
         add = process.received.add
 
         def keep(event: Any) -> None:
@@ -93,8 +102,10 @@ class RankRun:
         timer = threading.Timer(limit_seconds, process.kill)
         timer.start()
         family: dict[int, psutil.Process] = {}
+        stack = ExitStack()
         try:
             process.wait_ready()
+            stack.enter_context(detecting_hangs(detector, end_hung, poll_seconds=0.2))
             family = {one.pid: one for one in psutil.Process(process.pid).children(recursive=True)}
             step = 0
             while step < self.training["steps"]:
@@ -107,6 +118,7 @@ class RankRun:
             alive = set()
             problem = f"{type(error).__name__}: {error}"
         timer.cancel()
+        stack.close()
         code = process.kill()
         if code and not problem:
             problem = f"exit {code}"

@@ -63,7 +63,7 @@ class Executioner:
         for prefix, number in (("", signal.SIGKILL), (SUSPENDED, signal.SIGSTOP)):
             if self.kills.get(f"{prefix}{name}") == self.counts[name]:
                 moment = Path(os.environ[MOMENTS]) / f"{os.environ['RANK']}-{os.getpid()}"
-                moment.write_text(f"{time.monotonic()} {name}")
+                moment.write_text(f"{time.monotonic()} {prefix}{name}")
                 os.kill(os.getpid(), number)
 
 

@@ -45,6 +45,14 @@ def test_a_checkpoint_whose_writer_is_lost_is_dropped_and_the_last_one_is_writte
     assert ended.dropped == (6, STEPS) and set(ended.digests) == {3, 9, STEPS}
 
 
+def test_a_rank_that_hangs_is_killed_alone_and_is_found_by_what_the_others_wait_for(
+    runs: RankRun, undisturbed: Ended
+) -> None:
+    ended = runs.run(4, "3:suspend-forward:9")
+    assert find_problems(ended, undisturbed) == []
+    assert [change.lost for change in ended.changes] == [(3,)]
+
+
 def outlives(folder: Path, rank: int, code: int, *, said: bool = True) -> bool:
     values = rank_values.FolderValues(folder)
     if said:
