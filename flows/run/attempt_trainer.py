@@ -6,16 +6,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 
 from cairn.flows.preparation.preflight import available_memory, choose_workers, memory_room
 from cairn.flows.preparation.store_room import free_bytes
 from cairn.flows.run import active_run, run_decisions
 from cairn.storage.errors import Fenced, StorageError
-from cairn.storage.logs import log_entry, run_entries, step_log
+from cairn.storage.logs import log_entry, run_entries, run_members, step_log
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.tasks.attempt import attempt_entries, injected_faults, watchdog
 from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
+from cairn.tasks.attempt.lost_ranks import record_lost_ranks
 from cairn.tasks.errors import CheckpointLost, TrainerGone
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
@@ -46,14 +49,19 @@ class AttemptTrainer:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Start the process, observe it and pass every shutdown request on to it; have it exit after the block."""
-        run = self._run
+        run, recorder = self._run, ThreadPoolExecutor(1, thread_name_prefix="members")
         spec, warm = _trainer_spec(run, self._started), run.host.warm.acquire(run.work_dir)
         self._process = process = trainer_process.TrainerProcess(
-            spec, warm, on_step=self._note_step, on_waiting=self._say_waiting, detector=self._detector
+            spec,
+            warm,
+            on_step=self._note_step,
+            on_waiting=self._say_waiting,
+            on_lost=partial(self._note_lost, recorder),
+            detector=self._detector,
         )
         self._memory = MemoryWatch(process.pid)
         on_shutdown = run.host.shutdown.on_shutdown(self._pass_on_shutdown)
-        with sampling(self._memory), watchdog.detecting_hangs(self._detector, self._kill_hung), on_shutdown:
+        with recorder, sampling(self._memory), watchdog.detecting_hangs(self._detector, self._kill_hung), on_shutdown:
             if run.group.nodes > 1:
                 address = f"{run.group.host}:{process.wait_listening()}"
                 run.machines.start_ranks(self._started.attempt, run.group.nodes, address, self._lose_machine)
@@ -209,6 +217,32 @@ class AttemptTrainer:
         if waiting.why:
             self._run.sweep.start()  # the store may be full
             self._run.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
+
+    def _note_lost(self, recorder: ThreadPoolExecutor, lost: trainer_protocol.RanksLost) -> None:
+        with suppress(RuntimeError):  # the attempt is ending
+            recorder.submit(self._record_lost, lost).add_done_callback(self._say_unrecorded)
+
+    def _record_lost(self, lost: trainer_protocol.RanksLost) -> None:
+        run, number = self._run, self._started.attempt
+        ranks = f"rank{'s' * (len(lost.lost) > 1)} {', '.join(map(str, lost.lost))}"
+        detail = f"{ranks} lost before step {lost.step}; {len(lost.left)} of {run.group.size} go on with the same bits"
+        change = run_members.MembersChanged(
+            attempt=number,
+            step=lost.step,
+            lost=lost.lost,
+            left=lost.left,
+            detail=detail,
+            charged=TerminationReason.LOST,
+        )
+        run.say(f"  {detail}")
+        record = partial(record_lost_ranks, run.log, change, run.config.budgets, run.writer(number))
+        if not run.retry.call(record) and self._process is not None:
+            run.say("  budget lost is spent: the attempt ends")
+            self._process.kill()
+
+    def _say_unrecorded(self, recorded: Future[None]) -> None:
+        if error := recorded.exception():
+            self._run.say(f"  that ranks were lost is not on record: {error}")
 
     def _note_step(self, record: step_log.StepRecord) -> None:
         run = self._run

@@ -13,7 +13,7 @@ from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
 from cairn.storage.errors import StorageError
-from cairn.storage.logs import log_entry, run_entries, run_state, step_log
+from cairn.storage.logs import log_entry, run_entries, run_members, run_state, step_log
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import AttemptRecord
 from cairn.storage.stores.codec import flatten, stored_value
@@ -56,6 +56,7 @@ class AttemptFacts:
     config_changes: Mapping[str, tuple[Any, Any]]
     quarantines: tuple[run_entries.DataQuarantined, ...]
     evaluations: tuple[EvaluationSummary, ...]
+    member_changes: tuple[run_members.MembersChanged, ...]
     refused: Mapping[int, str]
 
 
@@ -133,6 +134,7 @@ def _gather_attempt(log: RunLog, record: AttemptRecord, beat: step_log.Heartbeat
         config_changes=_config_changes(before, record),
         quarantines=tuple(item for item in state.quarantines if item.attempt < number),
         evaluations=evaluations,
+        member_changes=tuple(change for change in state.member_changes if change.attempt == number),
         refused=dict(_refused(state, entries, number)),
     )
 

@@ -14,7 +14,7 @@ import msgspec
 
 from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import SECONDS, Receipt, make_receipt, with_earlier
-from cairn.storage.logs import fold_cache, log_entry, run_entries, run_note, run_state, step_log
+from cairn.storage.logs import fold_cache, log_entry, run_entries, run_members, run_note, run_state, step_log
 from cairn.storage.stores.codec import sha256, stored_value
 from cairn.storage.tables.table_cache import Column
 
@@ -44,6 +44,7 @@ _TYPES: Mapping[Any, str] = {
     datetime: "TIMESTAMP WITH TIME ZONE",
     JsonText: "JSON",
     tuple[str, ...]: "VARCHAR[]",
+    tuple[int, ...]: "BIGINT[]",
     Mapping[str, float]: "MAP(VARCHAR, DOUBLE)",
     Mapping[str, str]: "MAP(VARCHAR, VARCHAR)",
     Mapping[str, int | None]: "MAP(VARCHAR, BIGINT)",
@@ -98,6 +99,8 @@ ROWS: Mapping[str, type] = {
     "promotions": _row_type(
         "PromotionRow", (alias_history.AliasDecision, ""), (alias_history.PromotedEvaluation, ""), val_loss=float
     ),
+    # Ranks that an attempt lost, and those that went on; `world_size` of `steps` says how many trained each step.
+    "member_changes": _row_type("MemberChangeRow", (run_members.MembersChanged, "")),
     # A person's note on a run; its tags are a column of `runs`.
     "notes": _row_type("NoteRow", (run_note.RunNote, "")),
     # One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it.
@@ -125,7 +128,7 @@ ROWS: Mapping[str, type] = {
         config=JsonText,
     ),
 }
-LOG_TABLES = ("runs", "training_attempts", "checkpoints", "evaluations", "notes")
+LOG_TABLES = ("runs", "training_attempts", "member_changes", "checkpoints", "evaluations", "notes")
 """Tables made from a run's log alone, except for the progress of an open attempt."""
 
 
@@ -177,6 +180,10 @@ def make_log_rows(run_id: str, state: run_state.RunState, standing: run_status.R
                 **_cells(run_entries.CurveVerdict, summary.verdict, "verdict_"),
             )
             for summary in evaluations.list_evaluations(state)
+        ],
+        "member_changes": [
+            ROWS["member_changes"](**_cells(run_members.MembersChanged, change), run_id=run_id, model_family=family)
+            for change in state.member_changes
         ],
         "notes": [
             ROWS["notes"](**_cells(run_note.RunNote, note), run_id=run_id, model_family=family) for note in state.notes

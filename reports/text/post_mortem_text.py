@@ -138,6 +138,7 @@ def _sections(facts: post_mortem.PostMortem, attempt: post_mortem.AttemptFacts) 
     yield "data", [f"snapshot {format.short_digest(receipt.data_snapshot)}, at the start {quarantined}", drawn]
     yield "where", _where(attempt)
     yield "set out", _origin(attempt)
+    yield "ranks", (change.detail for change in attempt.member_changes)
     yield "got to", _progress(attempt)
     if ended is not None:
         yield "ended", _end(attempt, ended.evidence)

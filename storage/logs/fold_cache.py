@@ -141,7 +141,7 @@ def items_type(item_type: Any) -> type[tuple[Any, ...]]:
     return GenericAlias(tuple, (item_type, ...))  # type: ignore[return-value]
 
 
-FOLD_VERSION = 9
+FOLD_VERSION = 10
 S = TypeVar("S")
 Fold = Callable[[Iterable[Entry], S | None], S]
 """Returns the state after these entries, from a state on or from none."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.log_entry import WRITER_VERSION, Arithmetic, CheckpointReference, DevicePeak, ForkOrigin
+from cairn.storage.logs.run_members import MembersChanged
 from cairn.storage.logs.run_note import RunNoted
 from cairn.storage.stores.codec import stored_list
 
@@ -331,6 +332,7 @@ RUN_KINDS: Mapping[str, type] = {
     "run-opened": RunOpened,
     "attempt-started": AttemptStarted,
     "checkpoint-committed": CheckpointCommitted,
+    "members-changed": MembersChanged,
     "attempt-ended": AttemptEnded,
     "evaluation-recorded": EvaluationRecorded,
     "evaluation-failed": EvaluationFailed,

@@ -11,7 +11,7 @@ from functools import reduce
 from typing import Any
 
 from cairn.storage.errors import Fenced
-from cairn.storage.logs import fold_cache, log_entry, run_note, run_state
+from cairn.storage.logs import fold_cache, log_entry, run_members, run_note, run_state
 from cairn.storage.logs import run_entries as kinds
 from cairn.storage.logs.run_state import Charges, CheckpointRecord, CheckpointState, RefusedEntry, RunState
 from cairn.storage.stores.object_store import ObjectStore, check_key, check_name
@@ -44,6 +44,11 @@ def _apply(state: RunState, entry: log_entry.Entry) -> RunState:
             return replace(state, opened=body, opened_at=entry.at)
         case kinds.AttemptEnded() if owner is None or owner.started.attempt != body.attempt:
             return _refuse(state, entry)
+        case run_members.MembersChanged() if owner is None or owner.started.attempt != body.attempt:
+            return _refuse(state, entry)
+        case run_members.MembersChanged():
+            charges = charge(state.charges, body.charged, body.attempt)
+            return replace(state, member_changes=state.member_changes.append(body), charges=charges)
         case kinds.AttemptEnded():
             return end_attempt(state, body, entry.at)
         case kinds.RunFinished():
@@ -94,17 +99,25 @@ def _refuse(state: RunState, entry: log_entry.Entry) -> RunState:
 
 def end_attempt(state: RunState, ended: kinds.AttemptEnded, at: datetime) -> RunState:
     """Return the state after the end of its newest attempt, with what was charged and decided."""
-    record, decision, charges = replace(state.attempts[-1], ended=ended, ended_at=at), ended.decision, state.charges
-    if reason := decision.charged:
-        spent = charges.get(reason, Charges())
-        since, wasted = (*spent.since_progress, ended.attempt), spent.wasted_gpu_seconds + ended.wasted_gpu_seconds
-        charges = {**charges, reason: Charges(since_progress=since, total=spent.total + 1, wasted_gpu_seconds=wasted)}
+    record, decision = replace(state.attempts[-1], ended=ended, ended_at=at), ended.decision
+    charges = charge(state.charges, decision.charged, ended.attempt, ended.wasted_gpu_seconds)
     sizes = [size for size in (state.smallest_micro_batch, decision.micro_batch) if size]
     attempts, smallest = state.attempts.replace_last(record), min(sizes, default=None)
     recomputes = state.recomputes_activations or bool(decision.activation_checkpointing)
     return replace(
         state, attempts=attempts, charges=charges, smallest_micro_batch=smallest, recomputes_activations=recomputes
     )
+
+
+def charge(
+    charges: Mapping[str, Charges], reason: str | None, attempt: int, wasted_gpu_seconds: float = 0.0
+) -> Mapping[str, Charges]:
+    """Return the charges with one more by an attempt, none without a reason."""
+    if not reason:
+        return charges
+    spent = charges.get(reason, Charges())
+    since, wasted = (*spent.since_progress, attempt), spent.wasted_gpu_seconds + wasted_gpu_seconds
+    return {**charges, reason: Charges(since_progress=since, total=spent.total + 1, wasted_gpu_seconds=wasted)}
 
 
 def refill(charges: Mapping[str, Charges]) -> Mapping[str, Charges]:

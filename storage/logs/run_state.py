@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from cairn.storage.logs import fold_cache, log_entry, run_note
+from cairn.storage.logs import fold_cache, log_entry, run_members, run_note
 from cairn.storage.logs import run_entries as entries
 
 
@@ -105,6 +105,7 @@ class RunState:
     opened: entries.RunOpened | None = None
     opened_at: datetime | None = None
     attempts: fold_cache.History[AttemptRecord] = field(default_factory=fold_cache.History)
+    member_changes: fold_cache.History[run_members.MembersChanged] = field(default_factory=fold_cache.History)
     live_checkpoints: tuple[CheckpointRecord, ...] = ()
     deleted_checkpoints: fold_cache.History[CheckpointRecord] = field(default_factory=fold_cache.History)
     evaluations: fold_cache.History[entries.EvaluationRecorded] = field(default_factory=fold_cache.History)

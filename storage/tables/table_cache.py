@@ -234,6 +234,7 @@ def arrow_table(columns: Sequence[Column], rows: Sequence[Any]) -> "pa.Table":
         "TIMESTAMP WITH TIME ZONE": pa.timestamp("us", tz="UTC"),
         "JSON": pa.dictionary(pa.int32(), pa.string()),
         "VARCHAR[]": pa.list_(pa.string()),
+        "BIGINT[]": pa.list_(pa.int64()),
         "MAP(VARCHAR, DOUBLE)": pa.map_(pa.string(), pa.float64()),
         "MAP(VARCHAR, BIGINT)": pa.map_(pa.string(), pa.int64()),
         "MAP(VARCHAR, VARCHAR)": pa.map_(pa.string(), pa.string()),

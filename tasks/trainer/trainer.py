@@ -40,7 +40,7 @@ from cairn.tasks.machine.arithmetic import arithmetic_of
 from cairn.tasks.trainer import staging, staging_buffer, tensor_exchange, trainer_group, training_setup
 from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
 from cairn.tasks.trainer.trainer_protocol import (
-    MembersChanged,
+    RanksLost,
     Ready,
     SegmentDone,
     StepDone,
@@ -87,7 +87,7 @@ class StepReporter:
             lost = tuple(sorted(set(self._members) - set(left)))
             self._members = left
             if self._ranks.is_first:
-                self._channel.send(MembersChanged(step=step, lost=lost, left=left))
+                self._channel.send(RanksLost(step=step, lost=lost, left=left))
 
     def publish(self) -> None:
         """Upload the records, if the store is not a local folder."""

@@ -175,10 +175,11 @@ class TrainerProcess:
         on_step: Callable[[step_log.StepRecord], None],
         on_waiting: Callable[[trainer_protocol.Waiting], None],
         detector: HangDetector,
+        on_lost: Callable[[trainer_protocol.RanksLost], None] = lambda lost: None,
     ) -> None:
-        """Send `child` its spec; a thread calls `on_step` and `on_waiting`, and `detector` records every event."""
+        """Send `child` its spec; a thread calls `on_step`, `on_waiting` and `on_lost`; `detector` records events."""
         self._spec, self._child, self._detector = spec, child.process, detector
-        self._on_step, self._on_waiting = on_step, on_waiting
+        self._on_step, self._on_waiting, self._on_lost = on_step, on_waiting, on_lost
         child.move_stderr(spec.work_dir / f"attempt-{spec.attempt:04d}.stderr")
         self._stderr_path = child.stderr_path
         self.received = ReceivedEvents()
@@ -330,6 +331,8 @@ class TrainerProcess:
                     self._on_step(event.record)
                 elif isinstance(event, trainer_protocol.Waiting):
                     self._on_waiting(event)
+                elif isinstance(event, trainer_protocol.RanksLost):
+                    self._on_lost(event)
         except Exception as error:  # no thread reads the child's events any more: it ends with this as its reason
             self.received.add(describe_exception(error))
             end_child(self._child)

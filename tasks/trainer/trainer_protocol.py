@@ -129,7 +129,7 @@ class CheckpointDropped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MembersChanged:
+class RanksLost:
     """Event: `lost` ranks are gone, and `left` go on without them from `step` on."""
 
     step: int
@@ -155,7 +155,7 @@ class Listening:
 Command = TrainUntil | Finish
 _Launcher = RankEnded | Listening
 _Staging = StagedCheckpoint | CheckpointDropped | Waiting
-Event = MachineSpeed | Ready | StepDone | SegmentDone | _Staging | MembersChanged | ExceptionReport | _Launcher
+Event = MachineSpeed | Ready | StepDone | SegmentDone | _Staging | RanksLost | ExceptionReport | _Launcher
 _MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
 FIRST_LINES: TypeAdapter[SpeedTrial | TrainerSpec] = TypeAdapter(SpeedTrial | TrainerSpec)
 """The lines before a trainer's commands: any number of trials, then its spec."""

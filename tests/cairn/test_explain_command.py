@@ -357,7 +357,7 @@ def test_json_has_the_facts_under_stable_names(bard: FabricatedRun, cairn: Cairn
         "failed_hosts",
         "resumed_committed_at", "reached_before", "passed_over", "ended_by", "lease_seconds",
         "is_gone", "heartbeat_age_seconds", "successor", "config_changes", "quarantines",
-        "evaluations", "refused",
+        "evaluations", "member_changes", "refused",
     }  # fmt: skip
 
 

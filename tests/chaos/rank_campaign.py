@@ -30,7 +30,7 @@ def draw_kills(random_numbers: random.Random) -> str:
             random_numbers.choice(("forward", "flags", "parts", "losses", "update")),
             random_numbers.randint(1, 3),
         )
-        return f"{rank}:{SUSPENDED}{place}:{random_numbers.randint(1, _MOST)}"
+        return f"{rank}:{SUSPENDED}{place}:{random_numbers.randint(2, _MOST)}"
     victims = random_numbers.sample(range(1, PROCESSES), random_numbers.choice((1, 1, 2, 2, 3)))
     kills = []
     for number, rank in enumerate(victims):
@@ -38,8 +38,8 @@ def draw_kills(random_numbers: random.Random) -> str:
         names = [name for name in NAMES if name.endswith(("meet", "connect")) == is_meeting]
         name = random_numbers.choice(names)
         count = random_numbers.randint(1, number + 1 if is_meeting else _COUNTS.get(name.removeprefix("after-"), _MOST))
-        if name.endswith("connect"):
-            count += 1  # the first is the start's
+        if name.endswith(("connect", "flags")):
+            count += 1  # the first is the start's, before which an attempt begins anew
         kills.append(f"{rank}:{name}:{count}")
     return ",".join(kills)
 

@@ -33,7 +33,7 @@ class Ended:
 
     digests: Mapping[int, str]
     dropped: tuple[int, ...]
-    changes: tuple[trainer_protocol.MembersChanged, ...]
+    changes: tuple[trainer_protocol.RanksLost, ...]
     steps: tuple[int, ...]
     gaps: tuple[float, ...]
     deaths: tuple[str, ...]
@@ -137,7 +137,7 @@ class RankRun:
         return Ended(
             digests={one.step: one.state_sha256 for one in seen.events if isinstance(one, StagedCheckpoint)},
             dropped=tuple(one.step for one in seen.events if isinstance(one, trainer_protocol.CheckpointDropped)),
-            changes=tuple(one for one in seen.events if isinstance(one, trainer_protocol.MembersChanged)),
+            changes=tuple(one for one in seen.events if isinstance(one, trainer_protocol.RanksLost)),
             steps=tuple(step for step, _ in seen.steps),
             gaps=gaps,
             deaths=tuple(name for _, name in killed),

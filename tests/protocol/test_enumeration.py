@@ -27,6 +27,7 @@ from tests.storage.faulty_store import Death, Fault, FaultyStore
 NOT_OPERATIONS = frozenset({"url", "reserve", "local_path", "delete_all", "size", "age_seconds"})
 # Kinds no process of this folder appends, each with the reason.
 OTHER_KINDS: dict[str, str] = {
+    "members-changed": "moves no checkpoint and no owner either",
     "data-quarantined": "moves no checkpoint and no owner: appended like any other entry of an attempt",
 }
 

@@ -14,6 +14,7 @@ from cairn.storage.logs.log_entry import Arithmetic, CheckpointReference, Device
 from cairn.storage.logs.registry import ModelDecision, Promoted, Refused, RolledBack, Withdrawn
 from cairn.storage.logs.run_entries import CurveVerdict, DataQuarantined, EvaluationFailed, RunFinished
 from cairn.storage.logs.run_log import fold
+from cairn.storage.logs.run_members import MembersChanged
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import StepRecord
 from tests.entries import NOON, decided, ended, evaluated, noted, placement, registry_of, started
@@ -79,6 +80,7 @@ FAILED = EvaluationFailed(
     seconds=8.25,
 )
 QUARANTINED = DataQuarantined(attempt=1, reason="bad-data", windows=(3, 5, 8), detail="spoiled")
+LOST = MembersChanged(attempt=1, step=17, lost=(2,), left=(0, 1, 3), detail="rank 2 lost", charged="lost")
 FINISHED = RunFinished(
     attempt=2, step=40, manifest_sha256=f"{40:064x}", state_sha256="s40", stopped="overfit", rule="patience"
 )
@@ -272,6 +274,16 @@ def expected(table: str) -> Mapping[str, Any]:
             "started_at": at(90),
             "seconds": 8.25,
         },
+        "member_changes": {
+            "run_id": "r1",
+            "model_family": "tiny",
+            "attempt": 1,
+            "step": 17,
+            "lost": (2,),
+            "left": (0, 1, 3),
+            "detail": "rank 2 lost",
+            "charged": "lost",
+        },
         "notes": {
             "run_id": "r1",
             "model_family": "tiny",
@@ -339,6 +351,21 @@ def test_every_column_that_follows_from_the_log_shows_its_own_field(state: RunSt
     newest = make_log_rows("r1", state, "finished")[table][-1]
     assert shown(newest) == expected(table)
     assert set(expected(table)) == set(ROWS[table].__slots__)
+
+
+@pytest.fixture(scope="module")
+def shrunk() -> RunState:
+    """A run whose open attempt lost a rank, and a late word of an attempt that is over."""
+    bodies = [(OPENED, None), (started(1), None), (LOST, 1), (replace(LOST, attempt=2), 1)]
+    return fold([entry(body, attempt=attempt, seq=seq) for seq, (body, attempt) in enumerate(bodies)])
+
+
+def test_a_lost_rank_is_a_row_and_is_charged_once(shrunk: RunState) -> None:
+    (row,) = make_log_rows("r1", shrunk, "training")["member_changes"]
+    assert shown(row) == expected("member_changes")
+    assert set(expected("member_changes")) == set(ROWS["member_changes"].__slots__)
+    assert shrunk.charges["lost"].since_progress == (1,) and shrunk.charges["lost"].total == 1
+    assert [refused.kind for refused in shrunk.refused] == ["members-changed"]
 
 
 def test_a_recorded_evaluation_shows_its_metrics_samples_and_verdict(state: RunState) -> None:

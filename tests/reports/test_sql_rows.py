@@ -21,6 +21,7 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import Promoted, RolledBack
 from cairn.storage.logs.run_entries import CheckpointSuperseded, RunFinished
 from cairn.storage.logs.run_log import fold
+from cairn.storage.logs.run_members import MembersChanged
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.tables.table_cache import arrow_table
 from tests.entries import NOON, ended, evaluated, noted, registry_of, started
@@ -43,7 +44,8 @@ def test_an_empty_table_has_the_columns_and_types_of_a_full_one(table: str) -> N
 
 
 def test_rows_become_arrow_without_a_loss() -> None:
-    state = folded(opened(), started(1), committed(20, 1), evaluated(20, 1.5), noted(), ended(1, "ß"))
+    lost = MembersChanged(attempt=1, step=9, lost=(2,), left=(0, 1), detail="ß", charged="lost")
+    state = folded(opened(), started(1), lost, committed(20, 1), evaluated(20, 1.5), noted(), ended(1, "ß"))
     for table, rows in make_log_rows("r1", state, "stopped").items():
         (shown,), (row,) = arrow_table(columns(table), rows).to_pylist(), rows
         for column in columns(table):

@@ -26,7 +26,7 @@ def test_three_of_four_ranks_go_on_with_the_bits_of_a_run_that_nobody_touched(
     ended = runs.run(4, "2:after-parts:5")
     assert find_problems(ended, undisturbed) == []
     assert ended.deaths == ("after-parts",)
-    assert ended.changes == (trainer_protocol.MembersChanged(step=5, lost=(2,), left=(0, 1, 3)),)
+    assert ended.changes == (trainer_protocol.RanksLost(step=5, lost=(2,), left=(0, 1, 3)),)
 
 
 def test_ranks_lost_one_after_the_other_even_while_the_rest_meets_leave_one_that_ends_the_run(
