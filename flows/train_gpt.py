@@ -7,7 +7,7 @@ flow run, or the plain functions beside a witness that shows them. Prefect shows
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
@@ -159,7 +159,7 @@ def train_segments(
                 raise trained.problem
             if trained.is_staged and trained.done is not None:
                 step = trained.done.step
-                _await(commit)
+                _await(run, commit)
                 due = commit_checkpoint.Commit(
                     attempt=segment.attempt,
                     done=trained.done,
@@ -170,13 +170,15 @@ def train_segments(
                 commit = beside.submit(copy_context().run, shown.commit_checkpoint, due, trainer.wait_staged, run.log)
                 commit.add_done_callback(run.note_commit)
                 evaluations.follow(commit, step, shown)
-        _await(commit)
+        _await(run, commit)
 
 
-def _await(commit: Future[CheckpointReference] | None) -> None:
-    if commit is not None:
-        with suppress(CheckpointLost):  # a later one holds what it would have held
+def _await(run: active_run.ActiveRun, commit: Future[CheckpointReference] | None) -> None:
+    try:
+        if commit is not None:
             commit.result()
+    except CheckpointLost as lost:  # a later one holds what it would have held
+        run.say(f"  {lost}")
 
 
 def end_after(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | None:

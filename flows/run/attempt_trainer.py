@@ -19,7 +19,7 @@ from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.tasks.attempt import attempt_entries, injected_faults, watchdog
 from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
 from cairn.tasks.attempt.lost_ranks import record_lost_ranks
-from cairn.tasks.errors import CheckpointLost, TrainerGone
+from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
 from cairn.tasks.policy import cost_limit
@@ -51,12 +51,13 @@ class AttemptTrainer:
         """Start the process, observe it and pass every shutdown request on to it; have it exit after the block."""
         run, recorder = self._run, ThreadPoolExecutor(1, thread_name_prefix="members")
         spec, warm = _trainer_spec(run, self._started), run.host.warm.acquire(run.work_dir)
+        note_lost = partial(self._note_lost, recorder)
         self._process = process = trainer_process.TrainerProcess(
             spec,
             warm,
             on_step=self._note_step,
             on_waiting=self._say_waiting,
-            on_lost=partial(self._note_lost, recorder),
+            on_lost=note_lost,
             detector=self._detector,
         )
         self._memory = MemoryWatch(process.pid)
@@ -117,11 +118,7 @@ class AttemptTrainer:
         """
         assert self._process is not None
         with self._run.progress.doing(f"writing the checkpoint of step {step}"):
-            try:
-                return self._process.wait_staged(step)
-            except CheckpointLost as lost:
-                self._run.say(f"  {lost}")
-                raise
+            return self._process.wait_staged(step)
 
     def explain(self, problem: TrainerGone | StorageError) -> Failure:
         """End the process if it still runs, and return what all evidence makes of its end."""
@@ -218,24 +215,14 @@ class AttemptTrainer:
             self._run.sweep.start()  # the store may be full
             self._run.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
 
-    def _note_lost(self, recorder: ThreadPoolExecutor, lost: trainer_protocol.RanksLost) -> None:
+    def _note_lost(self, recorder: ThreadPoolExecutor, change: run_members.MembersChanged) -> None:
         with suppress(RuntimeError):  # the attempt is ending
-            recorder.submit(self._record_lost, lost).add_done_callback(self._say_unrecorded)
+            recorder.submit(self._record_lost, change).add_done_callback(self._say_unrecorded)
 
-    def _record_lost(self, lost: trainer_protocol.RanksLost) -> None:
-        run, number = self._run, self._started.attempt
-        ranks = f"rank{'s' * (len(lost.lost) > 1)} {', '.join(map(str, lost.lost))}"
-        detail = f"{ranks} lost before step {lost.step}; {len(lost.left)} of {run.group.size} go on with the same bits"
-        change = run_members.MembersChanged(
-            attempt=number,
-            step=lost.step,
-            lost=lost.lost,
-            left=lost.left,
-            detail=detail,
-            charged=TerminationReason.LOST,
-        )
-        run.say(f"  {detail}")
-        record = partial(record_lost_ranks, run.log, change, run.config.budgets, run.writer(number))
+    def _record_lost(self, change: run_members.MembersChanged) -> None:
+        run = self._run
+        run.say(f"  {change.detail}")
+        record = partial(record_lost_ranks, run.log, change, run.config.budgets, run.writer(change.attempt))
         if not run.retry.call(record) and self._process is not None:
             run.say("  budget lost is spent: the attempt ends")
             self._process.kill()

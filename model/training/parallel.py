@@ -24,7 +24,7 @@ from cairn.model.configuration.training import Parallel, split_batch
 from cairn.model.estimates.exchanges import exchanged_together
 from cairn.model.training import membership
 from cairn.model.training.gradient_sum import TreeSum
-from cairn.model.training.membership import SharesChanged
+from cairn.model.training.membership import MeetingPlace, SharesChanged
 
 _PEER_LOSS_MESSAGES = (
     *("closed by peer", "reset by peer", "Gloo connectFullMesh failed", "No route to host", "Connection timed out"),
@@ -50,7 +50,7 @@ class Ranks:
     rank: int = 0
     size: int = 1
     mode: Parallel = "ddp"
-    place: membership.MeetingPlace | None = None
+    place: MeetingPlace | None = None
     members: tuple[int, ...] = ()
     position: membership.Position = field(default_factory=membership.Position)
     meeting: membership.MeetingNumber = (0, 0)
@@ -106,15 +106,6 @@ class Ranks:
         """Meet the others if they wait for it: for a rank that waits for work, and so takes part in no exchange."""
         if self.place is not None and self.place.is_due(self.meeting):
             self._meet(self.place, DistNetworkError("the other ranks have not come"))
-
-    def leave(self) -> None:
-        """Wait until all ranks have come here; one that is lost is not missed any more."""
-        can_go_on, self.place = self.place is not None, None
-        try:
-            self.any(False)
-        except RuntimeError as error:
-            if not (can_go_on and is_peer_loss(error)):
-                raise
 
     def _any(self, flag: bool) -> bool | None:
         if self.size == 1:
@@ -203,7 +194,7 @@ class Ranks:
         self._meet(self.place, loss)
         return False
 
-    def _meet(self, place: membership.MeetingPlace, loss: RuntimeError) -> None:
+    def _meet(self, place: MeetingPlace, loss: RuntimeError) -> None:
         """Meet all ranks that are left, and go on from the newest position; raises the loss if they do not connect."""
         own = self.members[self.rank]
         place.mark(own, is_waiting=True)
@@ -220,7 +211,8 @@ class Ranks:
             try:
                 _connect("gloo", place.store(self.meeting), members.index(own), len(members), limit)
             except (RuntimeError, TimeoutError):
-                _forget_groups()
+                if not dist.is_initialized():  # torch counts groups, by which it names exchanges: from 0 again
+                    _connect("gloo", dist.HashStore(), 0, 1, _WEEK)  # type: ignore[attr-defined]
                 continue
             self.rank, self.size, self.members = members.index(own), len(members), members
             self.position = membership.newest_position(positions)
@@ -260,13 +252,7 @@ SINGLE_RANK = Ranks()
 
 
 def join_ranks(
-    rank: int,
-    size: int,
-    *,
-    mode: Parallel,
-    device: torch.device,
-    store: Store,
-    place: membership.MeetingPlace | None = None,
+    rank: int, size: int, *, mode: Parallel, device: torch.device, store: Store, place: MeetingPlace | None = None
 ) -> Ranks:
     """Join the process group through `store`; host tensors use gloo, GPU tensors NCCL.
 
@@ -284,13 +270,6 @@ def _connect(
     if limit != _WEEK:
         assert dist.group.WORLD is not None
         dist.group.WORLD.set_timeout(_WEEK)
-
-
-def _forget_groups() -> None:
-    """Have torch count groups from 0 again, after one that did not connect: its number names what they exchange."""
-    if not dist.is_initialized():
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 
 
 def gather_full(tensor: Tensor) -> Tensor:

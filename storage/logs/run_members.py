@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 
-from cairn.storage.errors import StorageError
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MembersChanged:
-    """Ranks of an attempt were `lost`, and those `left` computed `step` without them; `charged` as an end would be.
+    """Ranks of an attempt were `lost`, and those `left` go on from `step` on; `charged` as an end would be.
 
-    Ranks are numbered as the attempt began.
+    Ranks are numbered as the attempt began. Also the trainer's message.
     """
 
     attempt: int
@@ -18,7 +16,3 @@ class MembersChanged:
     left: tuple[int, ...]
     detail: str
     charged: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.lost or 0 not in self.left:
-            raise StorageError(f"members-changed: lost {self.lost}, left {self.left}: some are lost, and never rank 0")

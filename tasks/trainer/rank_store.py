@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from torch.distributed import DistNetworkError, PrefixStore, Store  # type: ignore[attr-defined]
@@ -21,18 +21,8 @@ _TIMEOUT = timedelta(minutes=5)
 _POLL_SECONDS = 0.02
 
 
-class SharedValues(Protocol):
-    """The values that a store is made of."""
-
-    def ask(self, request: rank_values.Request) -> rank_values.Answer:
-        """Execute a request; raises `DistNetworkError`, as torch's stores do, once the values are out of reach."""
-
-    def close(self) -> None:
-        """Let go of them."""
-
-
 class RemoteValues:
-    """The values in another process, for several threads."""
+    """The values in another process, for several threads; `DistNetworkError`, as torch, once they are out of reach."""
 
     def __init__(self, address: str, secret: bytes, rank: int) -> None:
         """Join as `rank`; raises `TaskError` if that is taken."""
@@ -57,6 +47,9 @@ class RemoteValues:
     def close(self) -> None:
         """Hang up."""
         self._peer.close()
+
+
+SharedValues = rank_values.FolderValues | RemoteValues
 
 
 class RankStore(Store):

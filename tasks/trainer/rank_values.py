@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 from urllib.parse import quote
 
 import msgspec
@@ -42,20 +42,7 @@ class Answer(msgspec.Struct, kw_only=True, frozen=True):
     number: int = 0
 
 
-class Values(Protocol):
-    """Bytes under their keys, as a dict has them."""
-
-    def get(self, key: str) -> bytes | None:
-        """Return a value, or None."""
-
-    def __setitem__(self, key: str, value: bytes) -> None:
-        """Store a value."""
-
-    def pop(self, key: str, missing: None, /) -> bytes | None:
-        """Remove a value and return it, or None."""
-
-
-def answer_request(request: Request, values: Values) -> Answer:
+def answer_request(request: Request, values: "dict[str, bytes] | FolderValues") -> Answer:
     """Execute a request at once on the values under their keys."""
     key, present = request.key, values.get(request.key)
     match request.operation:
@@ -111,9 +98,6 @@ class FolderValues:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return answer_request(request, self)
 
-    def close(self) -> None:
-        """Nothing is open."""
-
     def get(self, key: str) -> bytes | None:
         """Return a value, or None."""
         try:
@@ -126,7 +110,7 @@ class FolderValues:
         part.write_bytes(value)
         part.replace(self._path(key))
 
-    def pop(self, key: str, missing: None, /) -> bytes | None:
+    def pop(self, key: str, missing: None) -> bytes | None:
         """Remove a value and return it, or None."""
         value = self.get(key)
         self._path(key).unlink(missing_ok=True)
@@ -143,11 +127,11 @@ class Members(msgspec.Struct, kw_only=True, frozen=True):
     ranks: tuple[int, ...] = ()
 
 
-def write_members(values: Values, members: Members) -> None:
+def write_members(values: FolderValues, members: Members) -> None:
     """Publish the members, over those before."""
     values[_MEMBERS] = msgspec.json.encode(members)
 
 
-def read_members(values: Values) -> Members:
+def read_members(values: FolderValues) -> Members:
     """Return the members as the launcher has published them last."""
     return msgspec.json.decode(values.get(_MEMBERS) or b"{}", type=Members)

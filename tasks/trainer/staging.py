@@ -135,11 +135,10 @@ class Staging:
         """Wait for the checkpoint on its way, then call `before` and stage `checkpoint` in the background."""
         self.wait()
         self.step = checkpoint.document.step
-        run = partial(self._run, checkpoint, before)
-        if self._shared is not None:
-            rounds, members = self._shared.ranks.position.rounds, self._shared.members
-            run = partial(self._run, checkpoint, before, f"{self.step}-{rounds}", self._number, members)
-        self._thread = threading.Thread(target=run, name="staging")
+        shared = self._shared
+        members, rounds = ((0,), 0) if shared is None else (shared.members, shared.ranks.position.rounds)
+        part = f"{self.step}-{rounds}", self._number, members
+        self._thread = threading.Thread(target=self._run, args=(checkpoint, before, *part), name="staging")
         self._thread.start()
 
     @property
@@ -164,12 +163,7 @@ class Staging:
         return not self.is_in_progress
 
     def _run(
-        self,
-        checkpoint: HostCheckpoint,
-        before: Callable[[], None],
-        name: str = "",
-        number: int = 0,
-        members: Sequence[int] = (0,),
+        self, checkpoint: HostCheckpoint, before: Callable[[], None], name: str, number: int, members: Sequence[int]
     ) -> None:
         staging_buffer.lower_thread_priority()
         shared, target, document = self._shared, checkpoint.target, checkpoint.document

@@ -31,22 +31,17 @@ from cairn.model.training.training_step import BASELINE_STEPS, StepInputs, find_
 from cairn.storage.checkpoints.checkpoint import checkpoint_target
 from cairn.storage.checkpoints.payload import TrainerDocument, small_tensor
 from cairn.storage.logs import log_entry, run_log, step_log
+from cairn.storage.logs.run_members import MembersChanged
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.injected_faults import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.network_module import module_versions
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.machine.arithmetic import arithmetic_of
+from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.trainer import staging, staging_buffer, tensor_exchange, trainer_group, training_setup
 from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
-from cairn.tasks.trainer.trainer_protocol import (
-    RanksLost,
-    Ready,
-    SegmentDone,
-    StepDone,
-    TrainerSpec,
-    TrainUntil,
-)
+from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil
 
 _MEASURE_SECONDS = 1.0
 
@@ -78,16 +73,20 @@ class StepReporter:
 
     def report_segment(self, *, step: int, stopped: bool, behind: int | None = None) -> None:
         """Send that a segment has ended; without a checkpoint where that of step `behind` is still on its way."""
+        self._report_members(step + 1)
         used = self._gpu_seconds()
         done = SegmentDone(step=step, stopped=stopped, tokens=self._tokens, gpu_seconds=used, behind=behind)
         self._channel.send(done)
 
     def _report_members(self, step: int) -> None:
         if (left := self._ranks.members) != self._members:
-            lost = tuple(sorted(set(self._members) - set(left)))
-            self._members = left
-            if self._ranks.is_first:
-                self._channel.send(RanksLost(step=step, lost=lost, left=left))
+            lost = tuple(rank for rank in self._members if rank not in left)
+            self._members, named = left, ", ".join(map(str, lost))
+            detail = f"rank {named} lost after step {step - 1}; {', '.join(map(str, left))} go on with the same bits"
+            change = MembersChanged(
+                attempt=self._attempt, step=step, lost=lost, left=left, detail=detail, charged=TerminationReason.LOST
+            )
+            self._channel.send(change)  # of rank 0 alone
 
     def publish(self) -> None:
         """Upload the records, if the store is not a local folder."""
@@ -172,12 +171,9 @@ class Trainer:
         ready = Ready(
             step=step, state_sha256=digest, parameters=parameters, device=str(device), peak=peak, arithmetic=arithmetic
         )
-        self._rendezvous_go_on()
-        self._channel.send(ready)
-
-    def _rendezvous_go_on(self) -> None:
         if self._rendezvous is not None and self._ranks.place is not None and self._ranks.is_first:
             self._rendezvous.put("go-on", b"1")
+        self._channel.send(ready)
 
     def _ranks_agree(self, own: log_entry.Arithmetic) -> log_entry.Arithmetic:
         """Return the first rank's arithmetic, with a flag if another rank has another: bits depend on who has which."""
@@ -219,11 +215,10 @@ class Trainer:
         self._staging.begin(checkpoint, before=self._reporter.publish)
 
     def finish(self) -> None:
-        """Stop reading ahead, and wait until every rank has staged its checkpoint."""
+        """Stop reading ahead, and wait until this rank has staged its part of the checkpoint, rank 0 all of it."""
         assert self._data.inputs.loader is not None
         self._data.inputs.loader.close()
         self._staging.wait()
-        self._ranks.leave()
 
     def _on_step(self, result: StepResult) -> None:
         self._reporter.report(result)

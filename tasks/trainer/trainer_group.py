@@ -218,16 +218,16 @@ def watch(
 ) -> trainer_protocol.RankEnded | None:
     """Wait until all ranks have ended; two seconds after the first that failed the rest are killed.
 
-    An end that the others outlive is no failure.
+    An end that the others outlive is no failure, and the cause of one only where no other is known.
     """
-    ends, grace, has_failed = list[trainer_protocol.RankEnded](), _GRACE_SECONDS, False
-    while len(ends) < len(ranks):
-        known = {end.rank for end in ends}
+    ends, outlived, grace = list[trainer_protocol.RankEnded](), list[trainer_protocol.RankEnded](), _GRACE_SECONDS
+    while len(ends) + len(outlived) < len(ranks):
+        known = {end.rank for end in (*ends, *outlived)}
         codes = [(rank, process.poll()) for rank, process in ranks.items() if rank not in known]
         for rank, code in codes:
             if code is not None:
-                ends.append(end := trainer_protocol.RankEnded(rank=rank, exit_code=code))
-                has_failed |= not survival.outlives(end) if survival else bool(code)
+                end = trainer_protocol.RankEnded(rank=rank, exit_code=code)
+                (outlived if survival and survival.outlives(end) else ends).append(end)
         if survival is not None and survival.is_hung.is_set():
             survival.is_hung.clear()
             for rank in survival.find_hung(ranks):
@@ -237,9 +237,9 @@ def watch(
                 process.kill()
                 process.wait()
             break
-        grace -= _POLL_SECONDS if has_failed else 0
+        grace -= _POLL_SECONDS if any(end.exit_code for end in ends) else 0
         sleep(_POLL_SECONDS)
-    return find_failed_rank(ends) if has_failed else None
+    return find_failed_rank([*ends, *outlived]) if any(end.exit_code for end in ends) else None
 
 
 @contextlib.contextmanager

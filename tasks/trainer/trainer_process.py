@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import psutil
 
 from cairn.model.estimates.numerics import MachineSpeed
-from cairn.storage.logs import run_entries, step_log
+from cairn.storage.logs import run_entries, run_members, step_log
 from cairn.storage.stores.child_process import ORDER_SECONDS, end_child, start_child
 from cairn.tasks.attempt.watchdog import HangDetector
 from cairn.tasks.errors import CheckpointLost, TaskError, TrainerGone
@@ -175,7 +175,7 @@ class TrainerProcess:
         on_step: Callable[[step_log.StepRecord], None],
         on_waiting: Callable[[trainer_protocol.Waiting], None],
         detector: HangDetector,
-        on_lost: Callable[[trainer_protocol.RanksLost], None] = lambda lost: None,
+        on_lost: Callable[[run_members.MembersChanged], None] = lambda lost: None,
     ) -> None:
         """Send `child` its spec; a thread calls `on_step`, `on_waiting` and `on_lost`; `detector` records events."""
         self._spec, self._child, self._detector = spec, child.process, detector
@@ -331,7 +331,7 @@ class TrainerProcess:
                     self._on_step(event.record)
                 elif isinstance(event, trainer_protocol.Waiting):
                     self._on_waiting(event)
-                elif isinstance(event, trainer_protocol.RanksLost):
+                elif isinstance(event, run_members.MembersChanged):
                     self._on_lost(event)
         except Exception as error:  # no thread reads the child's events any more: it ends with this as its reason
             self.received.add(describe_exception(error))

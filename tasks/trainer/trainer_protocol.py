@@ -13,6 +13,7 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.model.estimates.numerics import MachineSpeed
 from cairn.storage.logs import log_entry, step_log
 from cairn.storage.logs.run_entries import StagedCheckpoint
+from cairn.storage.logs.run_members import MembersChanged
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy.failures import ExceptionReport
@@ -129,15 +130,6 @@ class CheckpointDropped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RanksLost:
-    """Event: `lost` ranks are gone, and `left` go on without them from `step` on."""
-
-    step: int
-    lost: tuple[int, ...]
-    left: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnded:
     """Event of the launcher: the rank whose exit ended all ranks; the exit code is negative for a signal."""
 
@@ -155,7 +147,7 @@ class Listening:
 Command = TrainUntil | Finish
 _Launcher = RankEnded | Listening
 _Staging = StagedCheckpoint | CheckpointDropped | Waiting
-Event = MachineSpeed | Ready | StepDone | SegmentDone | _Staging | RanksLost | ExceptionReport | _Launcher
+Event = MachineSpeed | Ready | StepDone | SegmentDone | _Staging | MembersChanged | ExceptionReport | _Launcher
 _MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
 FIRST_LINES: TypeAdapter[SpeedTrial | TrainerSpec] = TypeAdapter(SpeedTrial | TrainerSpec)
 """The lines before a trainer's commands: any number of trials, then its spec."""

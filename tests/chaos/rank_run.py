@@ -13,6 +13,7 @@ import msgspec
 import psutil
 
 from cairn.storage.logs.run_entries import StagedCheckpoint
+from cairn.storage.logs.run_members import MembersChanged
 from cairn.storage.stores.child_process import child_command
 from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from cairn.tasks.configuration.settings import WatchdogConfig
@@ -33,7 +34,7 @@ class Ended:
 
     digests: Mapping[int, str]
     dropped: tuple[int, ...]
-    changes: tuple[trainer_protocol.RanksLost, ...]
+    changes: tuple[MembersChanged, ...]
     steps: tuple[int, ...]
     gaps: tuple[float, ...]
     deaths: tuple[str, ...]
@@ -137,7 +138,7 @@ class RankRun:
         return Ended(
             digests={one.step: one.state_sha256 for one in seen.events if isinstance(one, StagedCheckpoint)},
             dropped=tuple(one.step for one in seen.events if isinstance(one, trainer_protocol.CheckpointDropped)),
-            changes=tuple(one for one in seen.events if isinstance(one, trainer_protocol.RanksLost)),
+            changes=tuple(one for one in seen.events if isinstance(one, MembersChanged)),
             steps=tuple(step for step, _ in seen.steps),
             gaps=gaps,
             deaths=tuple(name for _, name in killed),

@@ -203,7 +203,7 @@ def test_another_rank_is_killed_and_the_attempt_goes_on_with_the_same_bits(comma
     (change,) = command.state().member_changes
     assert attempt.ended is not None and attempt.ended.reason == "completed"
     assert (change.attempt, change.lost, change.left, change.charged) == (1, (1,), (0,), "lost")
-    assert "rank 1 lost before step 7; 1 of 2 go on with the same bits" in command.output()
+    assert "rank 1 lost after step 6; 0 go on with the same bits" in command.output()
     records = read_step_records(command.store, "runs/bard", command.state().attempts)
     assert {line.step: line.world_size for line in records} == {
         step: 2 if step < 7 else 1 for step in range(1, STEPS + 1)

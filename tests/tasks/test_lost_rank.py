@@ -1,11 +1,12 @@
 """A rank that is killed does not end an attempt: the others go on with the same bits, and nothing restarts."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from cairn.tasks.trainer import rank_values, trainer_protocol
-from cairn.tasks.trainer.trainer_group import GO_ON, Survival
+from cairn.tasks.trainer.trainer_group import GO_ON, Survival, watch
 from tests.chaos.rank_campaign import find_problems
 from tests.chaos.rank_run import STEPS, Ended, RankRun
 
@@ -26,7 +27,9 @@ def test_three_of_four_ranks_go_on_with_the_bits_of_a_run_that_nobody_touched(
     ended = runs.run(4, "2:after-parts:5")
     assert find_problems(ended, undisturbed) == []
     assert ended.deaths == ("after-parts",)
-    assert ended.changes == (trainer_protocol.RanksLost(step=5, lost=(2,), left=(0, 1, 3)),)
+    (change,) = ended.changes
+    assert (change.step, change.lost, change.left, change.charged) == (5, (2,), (0, 1, 3), "lost")
+    assert change.detail == "rank 2 lost after step 4; 0, 1, 3 go on with the same bits"
 
 
 def test_ranks_lost_one_after_the_other_even_while_the_rest_meets_leave_one_that_ends_the_run(
@@ -69,6 +72,20 @@ def test_only_a_killed_rank_that_is_not_the_first_is_outlived_and_only_where_ran
     assert not outlives(tmp_path / "c", 2, -9, said=False), "its state is not loaded, or it is sharded"
     assert not outlives(tmp_path / "d", 2, 1), "an error is the attempt's"
     assert not outlives(tmp_path / "e", 2, -11), "so is a crash"
+
+
+def test_a_rank_that_was_outlived_is_not_the_cause_of_a_later_end(tmp_path: Path) -> None:
+    def end_of(second: str) -> trainer_protocol.RankEnded | None:
+        values = rank_values.FolderValues(tmp_path / second)
+        values[GO_ON] = b"1"
+        first = subprocess.Popen(["sh", "-c", "kill -9 $$"])
+        first.wait()
+        ranks = {0: subprocess.Popen(["sh", "-c", second]), 1: first}
+        return watch(ranks, Survival(values, range(2)))
+
+    assert end_of("sleep 0.3; exit 0") is None
+    assert end_of("sleep 0.3; exit 3") == trainer_protocol.RankEnded(rank=0, exit_code=3)
+    assert end_of("sleep 0.3; exit 77") == trainer_protocol.RankEnded(rank=1, exit_code=-9), "it could not go on"
 
 
 def test_a_rank_that_is_done_is_not_missed(tmp_path: Path) -> None:
