@@ -42,8 +42,8 @@ sorted keys. JSON and SHA-256 are enough to check it:
    follows.
 6. A run is opened once, and nothing but fork-abandoned stands before its run-opened. The first attempt-started has
    `attempt` 1, each further one 1 more, and no attempt is open by then. An attempt is open until its attempt-ended.
-7. Where `writer` names an attempt, it is the open one. A checkpoint-committed is of the writer's attempt, and each
-   `prefix` is committed once.
+7. Where `writer` names an attempt, it is the open one. A checkpoint-committed is of the writer's attempt, as is a
+   members-changed, and each `prefix` is committed once.
 8. A checkpoint is quarantined when committed, restored when quarantined, superseded when either, deleted when
    superseded, each with the committed `manifest_sha256`. A run-deleted, once and while no attempt is open, supersedes
    them all; no attempt starts after it. A run-noted changes nothing of this.

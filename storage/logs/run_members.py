@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MembersChanged:
-    """Ranks of an attempt were `lost`, and those `left` go on from `step` on; `charged` as an end would be.
+    """Ranks of an attempt were `lost`, and those `remaining` go on from `step` on; `charged` as an end would be.
 
     Ranks are numbered as the attempt began. Also the trainer's message.
     """
@@ -13,6 +13,6 @@ class MembersChanged:
     attempt: int
     step: int
     lost: tuple[int, ...]
-    left: tuple[int, ...]
+    remaining: tuple[int, ...]
     detail: str
     charged: str | None = None

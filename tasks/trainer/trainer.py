@@ -84,7 +84,12 @@ class StepReporter:
             self._members, named = left, ", ".join(map(str, lost))
             detail = f"rank {named} lost after step {step - 1}; {', '.join(map(str, left))} go on with the same bits"
             change = MembersChanged(
-                attempt=self._attempt, step=step, lost=lost, left=left, detail=detail, charged=TerminationReason.LOST
+                attempt=self._attempt,
+                step=step,
+                lost=lost,
+                remaining=left,
+                detail=detail,
+                charged=TerminationReason.LOST,
             )
             self._channel.send(change)  # of rank 0 alone
 

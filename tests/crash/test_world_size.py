@@ -202,7 +202,7 @@ def test_another_rank_is_killed_and_the_attempt_goes_on_with_the_same_bits(comma
     (attempt,) = command.state().attempts
     (change,) = command.state().member_changes
     assert attempt.ended is not None and attempt.ended.reason == "completed"
-    assert (change.attempt, change.lost, change.left, change.charged) == (1, (1,), (0,), "lost")
+    assert (change.attempt, change.lost, change.remaining, change.charged) == (1, (1,), (0,), "lost")
     assert "rank 1 lost after step 6; 0 go on with the same bits" in command.output()
     records = read_step_records(command.store, "runs/bard", command.state().attempts)
     assert {line.step: line.world_size for line in records} == {

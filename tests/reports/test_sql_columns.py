@@ -80,7 +80,7 @@ FAILED = EvaluationFailed(
     seconds=8.25,
 )
 QUARANTINED = DataQuarantined(attempt=1, reason="bad-data", windows=(3, 5, 8), detail="spoiled")
-LOST = MembersChanged(attempt=1, step=17, lost=(2,), left=(0, 1, 3), detail="rank 2 lost", charged="lost")
+LOST = MembersChanged(attempt=1, step=17, lost=(2,), remaining=(0, 1, 3), detail="rank 2 lost", charged="lost")
 FINISHED = RunFinished(
     attempt=2, step=40, manifest_sha256=f"{40:064x}", state_sha256="s40", stopped="overfit", rule="patience"
 )
@@ -280,7 +280,7 @@ def expected(table: str) -> Mapping[str, Any]:
             "attempt": 1,
             "step": 17,
             "lost": (2,),
-            "left": (0, 1, 3),
+            "remaining": (0, 1, 3),
             "detail": "rank 2 lost",
             "charged": "lost",
         },

@@ -44,7 +44,7 @@ def test_an_empty_table_has_the_columns_and_types_of_a_full_one(table: str) -> N
 
 
 def test_rows_become_arrow_without_a_loss() -> None:
-    lost = MembersChanged(attempt=1, step=9, lost=(2,), left=(0, 1), detail="ß", charged="lost")
+    lost = MembersChanged(attempt=1, step=9, lost=(2,), remaining=(0, 1), detail="ß", charged="lost")
     state = folded(opened(), started(1), lost, committed(20, 1), evaluated(20, 1.5), noted(), ended(1, "ß"))
     for table, rows in make_log_rows("r1", state, "stopped").items():
         (shown,), (row,) = arrow_table(columns(table), rows).to_pylist(), rows

@@ -28,7 +28,7 @@ def test_three_of_four_ranks_go_on_with_the_bits_of_a_run_that_nobody_touched(
     assert find_problems(ended, undisturbed) == []
     assert ended.deaths == ("after-parts",)
     (change,) = ended.changes
-    assert (change.step, change.lost, change.left, change.charged) == (5, (2,), (0, 1, 3), "lost")
+    assert (change.step, change.lost, change.remaining, change.charged) == (5, (2,), (0, 1, 3), "lost")
     assert change.detail == "rank 2 lost after step 4; 0, 1, 3 go on with the same bits"
 
 
@@ -37,7 +37,7 @@ def test_ranks_lost_one_after_the_other_even_while_the_rest_meets_leave_one_that
 ) -> None:
     ended = runs.run(4, "1:losses:4,3:meet:1,2:after-update:9")
     assert find_problems(ended, undisturbed) == []
-    assert [change.left for change in ended.changes] == [(0, 2), (0,)]
+    assert [change.remaining for change in ended.changes] == [(0, 2), (0,)]
 
 
 def test_a_checkpoint_whose_writer_is_lost_is_dropped_and_the_last_one_is_written_again(
