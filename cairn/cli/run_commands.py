@@ -222,8 +222,9 @@ def simulate(run: str = "", *, options: Options = SimulationOptions(), store: Ur
 def sql(query: Query = "", /, *, store: Url = "", json: Json = False) -> None:
     """Ask all runs of the store in SQL: training_attempts, checkpoints, evaluations, notes, promotions, steps, runs.
 
-    Without a query, list the columns of all tables, `hosts` too. The SQL is DuckDB's; times are UTC; nothing but these
-    tables can be read. Checkpoints that are still being written are no rows (`cairn checkpoints RUN` shows them).
+    Without a query, list the columns of all tables, `hosts` and `member_changes` too. The SQL is DuckDB's; times are
+    UTC; nothing but these tables can be read. Checkpoints that are still being written are no rows (`cairn checkpoints
+    RUN` shows them).
 
         cairn sql "select termination_reason, count(*), sum(wasted_gpu_seconds) from training_attempts group by all"
         cairn sql "select run_id, step, train_loss from steps where run_id = 'bard' order by step" --json

@@ -74,8 +74,7 @@ class AttemptTrainer:
     def segments(self, evaluations: run_decisions.AttemptEvaluations) -> Iterator[Segment]:
         """Yield what is to be trained next, until the run is complete, stops early, or this process has to leave.
 
-        If the last segment got no checkpoint, because the upload before was under way or a rank was lost that wrote a
-        part of it, the end adds one without steps.
+        If the last segment got no checkpoint (an upload was under way, a rank is lost), the end adds one without steps.
         """
         assert self._process is not None
         run, steps, received = self._run, self._run.last_step, self._process.received
@@ -112,10 +111,7 @@ class AttemptTrainer:
         return done
 
     def wait_staged(self, step: int) -> run_entries.StagedCheckpoint:
-        """Wait until the checkpoint of `step` is staged.
-
-        Raises `CheckpointLost` if it never will be, and `TrainerGone` if the process exits before.
-        """
+        """Wait until the checkpoint of `step` is staged; raises `CheckpointLost` if it never is, or `TrainerGone`."""
         assert self._process is not None
         with self._run.progress.doing(f"writing the checkpoint of step {step}"):
             return self._process.wait_staged(step)

@@ -1,6 +1,6 @@
 """Adds the gradients of micro-batches along a binary tree over their indices, by several threads of a process.
 
-Whoever computes whole subtrees, and adds the rest together, has the same bits.
+Threads and processes that compute whole subtrees, and add the rest together, have the same bits in any number.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What replicated ranks decide when one of them is lost: how far the step is, who computes what, and where they meet.
+"""The decisions of replicated ranks when one of them is lost: how far the step is, their shares, and where they meet.
 
 Progress is counted in rounds, small exchanges that no rank leaves before all have entered them. So two ranks are at
 most one round apart, and what the round gave is known to the one ahead: an update that only some have made is made by

@@ -170,7 +170,8 @@ def _gather(state: TrainState, inputs: StepInputs) -> batch_loader.Batch:
             raise
         failed = True
     if ranks.any_in_step(failed):
-        batch_loader.gather_batch(inputs.windows, order.windows_of(state.step))
+        windows = inputs.windows if inputs.loader is None else inputs.loader.windows
+        batch_loader.gather_batch(windows, order.windows_of(state.step))
     assert batch is not None
     return batch
 

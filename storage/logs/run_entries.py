@@ -6,9 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from cairn.storage.errors import StorageError
+from cairn.storage.logs import run_members, run_note
 from cairn.storage.logs.log_entry import WRITER_VERSION, Arithmetic, CheckpointReference, DevicePeak, ForkOrigin
-from cairn.storage.logs.run_members import MembersChanged
-from cairn.storage.logs.run_note import RunNoted
 from cairn.storage.stores.codec import stored_list
 
 
@@ -332,7 +331,7 @@ RUN_KINDS: Mapping[str, type] = {
     "run-opened": RunOpened,
     "attempt-started": AttemptStarted,
     "checkpoint-committed": CheckpointCommitted,
-    "members-changed": MembersChanged,
+    "members-changed": run_members.MembersChanged,
     "attempt-ended": AttemptEnded,
     "evaluation-recorded": EvaluationRecorded,
     "evaluation-failed": EvaluationFailed,
@@ -346,5 +345,5 @@ RUN_KINDS: Mapping[str, type] = {
     "checkpoint-deleted": CheckpointDeleted,
     "run-finished": RunFinished,
     "run-deleted": RunDeleted,
-    "run-noted": RunNoted,
+    "run-noted": run_note.RunNoted,
 }

@@ -42,15 +42,12 @@ def _apply(state: RunState, entry: log_entry.Entry) -> RunState:
     match body:
         case kinds.RunOpened() if state.opened is None:
             return replace(state, opened=body, opened_at=entry.at)
-        case kinds.AttemptEnded() if owner is None or owner.started.attempt != body.attempt:
+        case kinds.AttemptEnded() | run_members.MembersChanged() if not owner or owner.started.attempt != body.attempt:
             return _refuse(state, entry)
-        case run_members.MembersChanged() if owner is None or owner.started.attempt != body.attempt:
-            return _refuse(state, entry)
-        case run_members.MembersChanged():
-            charges = charge(state.charges, body.charged, body.attempt)
-            return replace(state, member_changes=state.member_changes.append(body), charges=charges)
         case kinds.AttemptEnded():
             return end_attempt(state, body, entry.at)
+        case run_members.MembersChanged():
+            return _change_members(state, body)
         case kinds.RunFinished():
             return replace(state, finished=body)
         case kinds.RunDeleted():
@@ -107,6 +104,11 @@ def end_attempt(state: RunState, ended: kinds.AttemptEnded, at: datetime) -> Run
     return replace(
         state, attempts=attempts, charges=charges, smallest_micro_batch=smallest, recomputes_activations=recomputes
     )
+
+
+def _change_members(state: RunState, body: run_members.MembersChanged) -> RunState:
+    charges = charge(state.charges, body.charged, body.attempt)
+    return replace(state, member_changes=state.member_changes.append(body), charges=charges)
 
 
 def charge(

@@ -1,4 +1,4 @@
-"""What the log is told of ranks that were lost while their attempt goes on, and whether it may."""
+"""The entry about ranks that were lost, and whether their attempt may go on without them."""
 
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.logs.log_entry import Writer

@@ -215,10 +215,7 @@ class TrainerProcess:
         return self._wait(lambda: received.newest(trainer_protocol.SegmentDone) if received.segments > before else None)
 
     def wait_staged(self, step: int) -> run_entries.StagedCheckpoint:
-        """Wait until the checkpoint of `step` is staged and take it.
-
-        Raises `CheckpointLost` if it never will be, and `TrainerGone` if the child exits before.
-        """
+        """Wait until the checkpoint of `step` is staged and take it; raises `CheckpointLost`, or `TrainerGone`."""
         staged: object = self._wait(lambda: self.received.staged.get(step))
         self.received.staged.pop(step, None)
         if isinstance(staged, run_entries.StagedCheckpoint):

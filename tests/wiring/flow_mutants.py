@@ -58,8 +58,8 @@ FLOW_MUTANTS = (
     mutant(
         "last-commit-of-a-run-told-to-end-left-out",
         TRAINER,
-        "if self._behind:\n            yield",
-        "if self._behind and not self._is_ending():\n            yield",
+        "while self._behind or (received.segments",
+        "while not self._is_ending() and (self._behind or received.segments",
         "tests/wiring/test_flow.py::"
         "test_a_run_told_to_end_after_a_segment_without_a_checkpoint_commits_it_all_the_same",
     ),

@@ -297,6 +297,20 @@ TASK_MUTANTS = (
         "tests/crash/test_parents.py::test_a_rank_that_is_stopped_while_it_imports_does_not_outlive_its_launcher",
     ),
     mutant(
+        "shares-of-lost-ranks-added-up-as-equal-ones",
+        "model/training/parallel.py",
+        "tree.push([part], level=level)",
+        "tree.push([part])",
+        "tests/model/test_membership.py::test_ranks_of_unequal_shares_exchange_the_sum_that_one_would_have",
+    ),
+    mutant(
+        "dropout-of-the-rank-and-not-of-the-micro-batch",
+        "model/training/training_step.py",
+        "part.start // inputs.micro_batch if not ranks.is_sharded else ",
+        "",
+        "tests/tasks/test_lost_rank.py::test_three_of_four_ranks_go_on_with_the_bits_of_a_run_that_nobody_touched",
+    ),
+    mutant(
         "no-death-signal",
         "storage/stores/child_process.py",
         "prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)",
