@@ -1,11 +1,13 @@
 """One rank alone, and which errors only report that another rank is gone."""
 
+from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from cairn.model.training import parallel
 from cairn.model.training.parallel import SINGLE_RANK, copy_into, gather_full, is_peer_loss, local_rows
 
 
@@ -15,6 +17,29 @@ def test_a_single_rank_exchanges_nothing_and_changes_no_bit() -> None:
     assert gathered is losses and seconds.tolist() == []
     assert SINGLE_RANK.any(True) and not SINGLE_RANK.any(False)
     assert SINGLE_RANK.rows(9, 4) == slice(0, 9)
+
+
+@pytest.mark.parametrize(
+    ("device", "mode", "can_go_on"), [("cpu", "ddp", True), ("cpu", "fsdp", False), ("cuda", "ddp", False)]
+)
+def test_only_replicated_ranks_of_gloo_go_on_without_one_that_is_lost(
+    monkeypatch: pytest.MonkeyPatch, device: str, mode: Any, can_go_on: bool
+) -> None:
+    asked, place = list[Any](), cast(Any, object())
+    monkeypatch.setattr(parallel, "_connect", lambda *given: asked.append(given))
+    ranks = parallel.join_ranks(1, 2, mode=mode, device=torch.device(device), store=cast(Any, "store"), place=place)
+    assert (ranks.place is place) is can_go_on and ranks.members == (0, 1)
+    backend, gpu = ("cpu:gloo,cuda:nccl", torch.device("cuda")) if device == "cuda" else ("gloo", None)
+    assert asked == [(backend, "store", 1, 2, timedelta(days=7), gpu)]
+
+
+def test_ranks_that_cannot_go_on_raise_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*given: object) -> None:
+        raise RuntimeError("NCCL error: remote process has exited")
+
+    monkeypatch.setattr(parallel.dist, "all_reduce", lose)
+    with pytest.raises(RuntimeError, match="has exited"):
+        parallel.Ranks(1, 2).any(False)
 
 
 def test_an_unsharded_tensor_is_gathered_and_copied_unchanged() -> None:
