@@ -37,9 +37,9 @@ def tokenize_part(
     with snapshot_build.build_folder(cache_dir, codec.sha256("".join(ranges).encode())) as folder:
         try:
             snapshot_build.accelerate(tokenizer, files, sum(source.bytes for source in files))
-            encoder = PartEncoder(tokenizer=tokenizer, val_fraction=data.val_fraction, has_answers=bool(data.loss_on))
+            encoder = PartEncoder(tokenizer=tokenizer, data=data)
             for one, sources in missing.items():
-                complete_parts(folder / one, sources, encoder, deduplicate=data.deduplicate)
+                complete_parts(folder / one, sources, encoder)
                 data_snapshot.publish_parts(store, one, sorted((folder / one).glob("part-*.arrow")))
                 shutil.rmtree(folder / one)
         finally:

@@ -1,7 +1,6 @@
 """Reads the chat template beside a tokenizer, has a child process make text of conversations, and encodes it."""
 
 import itertools
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -68,23 +67,19 @@ def render_rows(rows: Iterable[tuple[int, bytes]], template: ChatTemplate | None
 
 def encode_documents(tokenizer: Tokenizer, documents: Sequence[Document], *, has_answers: bool) -> EncodedTexts:
     """Return the tokens of documents; raises InvalidCorpus that names one that cannot be encoded."""
-    encode = _encode_conversations if has_answers else _encode_texts
     try:
-        return encode(tokenizer, documents)
-    except InvalidInput:
-        for document in documents:
-            try:
-                encode(tokenizer, [document])
-            except InvalidInput as error:
-                where = f"{document.source}, offset {document.offset_bytes}"
-                rule = "text that it knows. Take another data.tokenizer, or leave the text out"
-                raise InvalidCorpus(f"data.sources: {where}: {error}; rule: {rule}") from error
-        raise
-
-
-def _encode_texts(tokenizer: Tokenizer, documents: Sequence[Document]) -> EncodedTexts:
-    ids, counts = tokenizer.encode_flat([document.text for document in documents])
-    return ids, counts, np.zeros(len(ids), dtype=np.bool_)
+        if has_answers:
+            return _encode_conversations(tokenizer, documents)
+        ids, counts = tokenizer.encode_flat([document.text for document in documents])
+        return ids, counts, np.zeros(len(ids), dtype=np.bool_)
+    except InvalidInput as error:
+        if len(documents) > 1:  # one of them is named
+            for document in documents:
+                encode_documents(tokenizer, [document], has_answers=has_answers)
+            raise
+        where = f"{documents[0].source}, offset {documents[0].offset_bytes}"
+        rule = "text that it knows. Take another data.tokenizer, or leave the text out"
+        raise InvalidCorpus(f"data.sources: {where}: {error}; rule: {rule}") from error
 
 
 def _encode_conversations(tokenizer: Tokenizer, documents: Sequence[Document]) -> EncodedTexts:
@@ -99,11 +94,6 @@ def _encode_conversations(tokenizer: Tokenizer, documents: Sequence[Document]) -
     ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
     joined = np.concatenate([np.zeros(0, dtype=np.bool_), *masks])
     return np.fromiter(ids, dtype=np.uint32, count=int(counts.sum())), counts, joined
-
-
-def row_of_json(values: dict[str, Any]) -> bytes:
-    """Return a row of a table, in which text may be bytes, as JSON."""
-    return json.dumps(values, default=lambda content: content.decode("utf-8", "surrogateescape")).encode()
 
 
 def _document(path: Path) -> dict[str, Any]:

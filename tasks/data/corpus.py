@@ -16,14 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias
 
 import pyarrow as pa
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import IntegrityError
+from cairn.storage.snapshots.snapshot_manifest import SplitName
 from cairn.storage.stores import codec
 from cairn.tasks.data import document_reader, source_files
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, make_document
@@ -64,10 +64,23 @@ def open_corpus(data: DataConfig, base_dir: Path, on_bytes: OnBytes | None = Non
 
 def find_sources(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
     """Return the sources as `open_corpus` does, but the files unchecked, with an empty `sha256`."""
-    built_in, files = _find(data, base_dir)
-    # A text of unknown size is taken for one that is not compressed.
-    unchecked = [_source(data, file, sha256="", text_bytes=file.bytes) for file in files]
-    return tuple(sorted([*built_in, *unchecked], key=lambda source: (source.group, source.name)))
+    entries = (*data.sources, *data.val_sources)
+    group_of = dict(zip(entries, data.source_names if data.weights else [""] * len(entries), strict=True))
+    sources = list[Source]()
+    for name in [name for name in group_of if name.startswith("python:")]:
+        sources.append(_built_in_source(name, group_of.pop(name), data.placed(name)))
+    files = source_files.find_files(data, group_of, base_dir)
+    texts = sum(file.unit == WHOLE_FILE for file in files)
+    unit = WHOLE_FILE
+    if data.separator:
+        unit = SEPARATED
+    elif not data.val_sources and (data.split == "end" or (data.split == "auto" and texts <= FEW_FILES)):
+        unit = HELD_OUT_END
+    for file in files:
+        found = replace(file, unit=unit) if file.unit == WHOLE_FILE else file
+        # A text of unknown size is taken for one that is not compressed.
+        sources.append(_source(data, found, sha256="", text_bytes=file.bytes))
+    return tuple(sorted(sources, key=lambda source: (source.group, source.name)))
 
 
 def check_sources(sources: Sequence[Source], on_bytes: OnBytes | None = None) -> tuple[Source, ...]:
@@ -88,29 +101,19 @@ def preview_corpus(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
     return check_sources(found) if sum(source.bytes for source in found) <= PREVIEW_BYTES else found
 
 
-def _find(data: DataConfig, base_dir: Path) -> tuple[list[Source], list[TextFile]]:
-    entries = (*data.sources, *data.val_sources)
-    group_of = dict(zip(entries, data.source_names if data.weights else [""] * len(entries), strict=True))
-    python = [source for source in group_of if source.startswith("python:")]
-    built_in = [_placed(replace(open_python_source(name), group=group_of.pop(name)), name, data) for name in python]
-    files = source_files.find_files(data, group_of, base_dir)
-    if data.separator:
-        files = [replace(file, unit=SEPARATED) if file.unit == WHOLE_FILE else file for file in files]
-    texts = sum(file.unit == WHOLE_FILE for file in files)
-    if not data.val_sources and data.split != "documents" and not (data.split == "auto" and texts > FEW_FILES):
-        files = [replace(file, unit=HELD_OUT_END) if file.unit == WHOLE_FILE else file for file in files]
-    return built_in, files
-
-
-def _placed(source: Source, name: str, data: DataConfig) -> Source:
-    """Return the built-in source with its documents in the split that the configuration says, if it says one."""
-    if not (placed := data.placed(name)):
+def _built_in_source(name: str, group: str, placed: SplitName | None) -> Source:
+    """Return the source of this name, its documents in the split that the configuration says, if it says one."""
+    source = replace(open_python_source(name), group=group)
+    if placed is None:
         return source
     return replace(source, placed=placed, pieces=lambda: (replace(item, placed=placed) for item in source.documents()))
 
 
 def _source(data: DataConfig, file: TextFile, *, sha256: str, text_bytes: int) -> Source:
     border = int(text_bytes * (1 - data.val_fraction)) if file.unit == HELD_OUT_END else None
+    form = "" if file.format in (TextFormat.TEXT, TextFormat.JSON_LINES, TextFormat.PARQUET) else str(file.format)
+    if data.loss_on:
+        form = f"{form} conversations {codec.sha256(codec.encode(file.template))}".strip()
     return Source(
         name=file.name,
         bytes=file.bytes,
@@ -121,35 +124,27 @@ def _source(data: DataConfig, file: TextFile, *, sha256: str, text_bytes: int) -
         border=border,
         text_bytes=text_bytes,
         placed=file.placed,
-        form=_form(data, file),
+        form=form,
         places_of=partial(_describe_places, file),
         check=None if sha256 else partial(_check, data, file),
     )
 
 
-def _form(data: DataConfig, file: TextFile) -> str:
-    form = "" if file.format in (TextFormat.TEXT, TextFormat.JSON_LINES, TextFormat.PARQUET) else str(file.format)
-    return f"{form} conversations {codec.sha256(codec.encode(file.template))}".strip() if data.loss_on else form
-
-
 def _check(data: DataConfig, file: TextFile) -> Source:
     """Hash the file; a text whose end is held out must be UTF-8 (RFC 3629) and, unless a glob found it, not empty."""
     text_bytes = 0
-    with _open_hashed(file) as stream:
+    with _open_hashed(file) as (stream, hash_to_end):
         if file.unit == HELD_OUT_END:
-            text_bytes = _require_text(file, document_reader.decompress(cast(BinaryIO, stream), file.codec, file.bytes))
-        digest = stream.sha256_to_end()
+            text_bytes = _require_text(file, document_reader.decompress(stream, file.codec, file.bytes))
+        digest = hash_to_end()
     if file.unit == HELD_OUT_END and not text_bytes:
         file = replace(file, unit=EMPTY_FILE)
     return _source(data, replace(file, bytes=stream.bytes), sha256=digest, text_bytes=text_bytes)
 
 
 def _describe_places(file: TextFile, offsets: Collection[int]) -> Mapping[int, str]:
-    if file.format == TextFormat.PARQUET:
-        with _convert_errors(file), file.opener() as table:
-            return document_reader.describe_places(table, file, offsets)
-    with _open_hashed(file) as stream:
-        return document_reader.describe_places(cast(BinaryIO, stream), file, offsets)
+    with _convert_errors(file), file.opener() as stream:
+        return document_reader.describe_places(stream, file, offsets)
 
 
 def _require_text(file: TextFile, text: BinaryIO) -> int:
@@ -178,30 +173,27 @@ def _require_text(file: TextFile, text: BinaryIO) -> int:
 def _pieces(data: DataConfig, file: TextFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:
     """Yield the pieces; raises InvalidCorpus at the end if the file no longer has `digest`."""
     read = partial(document_reader.read_pieces, file=file, data=data, border=border, text_bytes=text_bytes)
+    changed = file.invalid("changed while it was read", "sources stand still while a snapshot is built; run it again")
     try:
         if file.format == TextFormat.PARQUET:  # a table is not read from front to back, so it is hashed afterwards
             with _convert_errors(file), file.opener() as table:
                 yield from read(table)
             found = _sha256_of(file) if digest else ""
         else:
-            with _open_hashed(file) as stream:
-                yield from read(cast(BinaryIO, stream))
-                found = stream.sha256_to_end() if digest else ""
+            with _open_hashed(file) as (stream, hash_to_end):
+                yield from read(stream)
+                found = hash_to_end() if digest else ""
     except InvalidCorpus as problem:
         if digest and _sha256_of(file) != digest:
-            raise _changed(file) from problem
+            raise changed from problem
         raise
     if found != digest:
-        raise _changed(file)
+        raise changed
 
 
 def _sha256_of(file: TextFile) -> str:
-    with _open_hashed(file) as stream:
-        return stream.sha256_to_end()
-
-
-def _changed(file: TextFile) -> InvalidCorpus:
-    return file.invalid("changed while it was read", "sources stand still while a snapshot is built; run it again")
+    with _open_hashed(file) as (_, hash_to_end):
+        return hash_to_end()
 
 
 @contextmanager
@@ -213,33 +205,18 @@ def _convert_errors(file: TextFile) -> Iterator[None]:
 
 
 @contextmanager
-def _open_hashed(file: TextFile) -> Iterator["_HashedStream"]:
-    with _convert_errors(file), file.opener() as stream:
-        yield _HashedStream(stream)
+def _open_hashed(file: TextFile) -> Iterator[tuple[Any, Callable[[], str]]]:
+    """Yield the open file, and a function that reads it to its end and returns the hash of all that was read."""
+    digest = hashlib.sha256()
+    with _convert_errors(file), file.opener() as inner:
+        stream = document_reader.WatchedStream(inner, digest.update)
 
+        def hash_to_end() -> str:
+            while stream.read(CHUNK_BYTES):
+                pass
+            return digest.hexdigest()
 
-class _HashedStream(RawIOBase):
-    """Reads forward from a stream that its opener closes; `bytes` and the digest are of everything read so far."""
-
-    mode = "rb"  # pyarrow asks for it
-
-    def __init__(self, inner: BinaryIO) -> None:
-        self._inner, self._digest, self.bytes = inner, hashlib.sha256(), 0
-
-    def readinto(self, target: Any) -> int:
-        data = self._inner.read(len(target))
-        self._digest.update(data)
-        self.bytes += len(data)
-        target[: len(data)] = data
-        return len(data)
-
-    def sha256_to_end(self) -> str:
-        while self.read(CHUNK_BYTES):
-            pass
-        return self._digest.hexdigest()
-
-    def readable(self) -> bool:
-        return True
+        yield stream, hash_to_end
 
 
 def open_python_source(source: str) -> Source:

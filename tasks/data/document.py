@@ -238,23 +238,18 @@ def survey_corpus(
         if count % _REPORT_EVERY_PIECES == 0:
             on_text(text_bytes, documents.total())
     (source, kind), number = max(rejected.items(), key=lambda item: (item[1], item[0]), default=(("", ""), 0))
+    worst = f"{number} of them {kind} in {source}"
+    if number:
+        row, found = first[source, kind], next(one for one in sources if one.name == source)
+        worst += f", the first at {found.places_of([row.offset_bytes])[row.offset_bytes]}: {row.detail}"
     return Survey(
         train_documents=documents["train"],
         val_documents=documents["val"],
         text_bytes=text_bytes,
         val_bytes=val_bytes,
         rejected=rejected.total(),
-        worst=f"{number} of them {kind} in {source}{_first_of(first.get((source, kind)), sources)}",
+        worst=worst,
     )
-
-
-def _first_of(row: RejectedRow | None, sources: Sequence[Source]) -> str:
-    """Return in words where the first of rejected documents is and why; empty for one that is no fault."""
-    if row is None or row.kind in LEFT_OUT:
-        return ""
-    source = next(source for source in sources if source.name == row.source)
-    place = source.places_of([row.offset_bytes])[row.offset_bytes]
-    return f", the first at {place}: {row.detail}"
 
 
 def require_few_rejected(rejected: int, documents: int, max_fraction: float, where: str) -> None:

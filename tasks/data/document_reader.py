@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, BinaryIO, cast
 
@@ -21,7 +22,7 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.parquet_process import COLUMNS, ROWS, most_bytes, read_parquet
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
 from cairn.tasks.data.chat_template import ChatTemplate
-from cairn.tasks.data.conversation import FIELDS, render_rows, row_of_json
+from cairn.tasks.data.conversation import FIELDS, render_rows
 from cairn.tasks.data.document import InvalidCorpus, Piece, is_expressible, make_document
 from cairn.tasks.data.rejection import RejectionKind
 from cairn.tasks.data.text_format import BYTE_ORDER_MARK, TextFormat
@@ -89,40 +90,37 @@ def invalid_source(source: str, problem: str, rule: str, *, placed: SplitName | 
 def decompress(stream: BinaryIO, codec: str, stored_bytes: int) -> BinaryIO:
     """Return the text; reading damaged or far too long bytes raises OSError or ArrowException."""
     unpacked: Any = stream
+    most = most_bytes(stored_bytes)
+
+    def require_few(_: bytes) -> None:
+        if unpacked.bytes > most:
+            problem = f"its {stored_bytes:,} bytes become more than {most:,}"
+            raise OSError(f"{problem}; decompress it where you trust it")
+
     if codec:  # without PythonFile pyarrow would close the caller's stream
-        unpacked = _Bounded(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), codec), stored_bytes)
+        unpacked = WatchedStream(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), codec), require_few)
     return cast(BinaryIO, io.BufferedReader(unpacked, CHUNK_BYTES))
 
 
-class _Bounded(io.RawIOBase):
-    def __init__(self, unpacked: Any, stored_bytes: int) -> None:
-        self._unpacked, self._stored_bytes, self._left = unpacked, stored_bytes, most_bytes(stored_bytes)
+class WatchedStream(io.RawIOBase):
+    """Reads forward from a stream that its opener closes, and counts its bytes; `watch` gets all that is read."""
+
+    mode = "rb"  # pyarrow asks for it
+
+    def __init__(self, inner: Any, watch: Callable[[bytes], object]) -> None:
+        self._inner, self._watch, self.bytes = inner, watch, 0
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, target: Any) -> int:
-        size = int(self._unpacked.readinto(target))
-        self._left -= size
-        if self._left < 0:
-            most = f"{self._stored_bytes:,} bytes become more than {most_bytes(self._stored_bytes):,}"
-            raise OSError(f"its {most}; decompress it where you trust it")
-        return size
-
-
-class _Quotes(io.RawIOBase):
-    """Counts the quotes of what is read: an odd number leaves one open, which pyarrow takes for text."""
-
-    def __init__(self, inner: BinaryIO) -> None:
-        self._inner, self.count = inner, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        content = self._inner.read(size)
-        self.count += content.count(b'"')
-        return content
+        """Read into `target`; returns how many bytes."""
+        content = self._inner.read(len(target))
+        self.bytes += len(content)
+        self._watch(content)
+        target[: len(content)] = content
+        return len(content)
 
 
 def read_pieces(
@@ -301,12 +299,13 @@ class _Reader:
                 include_missing_columns=True,
             ),
         }
-        quotes = _Quotes(text)
-        batches = open_csv(pa.PythonFile(quotes, mode="r"), **options)
+        quotes = list[int]()
+        counted = WatchedStream(text, lambda content: quotes.append(content.count(b'"')))
+        batches = open_csv(pa.PythonFile(counted, mode="r"), **options)
         values, value = chain.from_iterable(batch.column(0).to_pylist() for batch in batches), b""
         for row, value in enumerate(values):
             yield from self._value(row, value)
-        if quotes.count % 2 and b"\n" in (value or b""):
+        if sum(quotes) % 2 and b"\n" in (value or b""):  # pyarrow takes an open quote for text
             raise pa.ArrowInvalid("a quote is open to its end, so that the last row holds all that comes after it")
 
     def table(self, file: BinaryIO) -> Iterator[Piece]:
@@ -315,7 +314,8 @@ class _Reader:
             schema = next(batches).schema
             found = chain.from_iterable(batch.to_pylist() for batch in batches)
             rows = enumerate(found if schema.names else repeat(dict[str, Any](), int(schema.metadata[ROWS])))
-            yield from self.conversations((row, row_of_json(values)) for row, values in rows)
+            as_text = partial(json.dumps, default=lambda content: content.decode("utf-8", "surrogateescape"))
+            yield from self.conversations((row, as_text(values).encode()) for row, values in rows)
             return
         batches = read_parquet(file, [self.data.text_field])
         schema = next(batches).schema

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as compute
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from cairn.model.data.tokenizer import Tokenizer
@@ -110,29 +109,14 @@ def find_built(
 
 def count_unknown_bytes(sources: Sequence[Source], data: DataConfig, given: Tokenizer) -> int:
     """Tokenize all of the text and return the bytes that the tokenizer does not know; raises InvalidCorpus."""
-    encoder = PartEncoder(tokenizer=given, val_fraction=data.val_fraction, has_answers=bool(data.loss_on))
     pieces = document.read_corpus(sources, deduplicate=data.deduplicate)
-    return _require_known(count_batches(encoder.encode(pieces)), data)
+    return _require_known(count_batches(PartEncoder(tokenizer=given, data=data).encode(pieces)), data)
 
 
 def _require_known(parts: FinishedParts, data: DataConfig) -> int:
     most, where = data.max_rejected_fraction, f", first in {parts.first_unknown}"
     document.require_few_unknown(parts.unknown_bytes, parts.text_bytes, most, where)
     return parts.unknown_bytes
-
-
-def _refuse_early(
-    batches: Iterator[pa.RecordBatch], done: FinishedParts, text_bytes: int, data: DataConfig
-) -> Iterator[pa.RecordBatch]:
-    """Yield the batches; of much text raise InvalidCorpus as soon as what is not known is too much of all of it."""
-    unknown_bytes, where = done.unknown_bytes, done.first_unknown
-    for batch in batches:
-        found = count_batches([batch])
-        unknown_bytes, where = unknown_bytes + found.unknown_bytes, where or found.first_unknown
-        if text_bytes > snapshot_writer.PART_BYTES:
-            place = f" so far, first in {where}"
-            document.require_few_unknown(unknown_bytes, text_bytes, data.max_rejected_fraction, place)
-        yield batch
 
 
 def repair_snapshot(
@@ -217,9 +201,7 @@ class _Build:
             ):
                 survey, tokenizer = self._survey(folder)
                 accelerate(tokenizer, self.sources, survey.text_bytes)
-            encoder = PartEncoder(
-                tokenizer=tokenizer, val_fraction=self._data.val_fraction, has_answers=bool(self._data.loss_on)
-            )
+            encoder = PartEncoder(tokenizer=tokenizer, data=self._data)
             batches = self._tokenize(folder, store, ranges, survey, encoder)
         finally:
             if tokenizer:
@@ -238,13 +220,19 @@ class _Build:
         data = self._data
 
         def watch(batches: Iterator[pa.RecordBatch], done: FinishedParts) -> Iterator[pa.RecordBatch]:
-            checked = _refuse_early(batches, done, survey.text_bytes, data) if survey else batches
-            return self._count(BuildStage.TOKENIZING, total, checked, before + done.text_bytes, done.documents)
+            text_bytes = survey.text_bytes if survey else 0
+            for batch in batches:
+                done = count_batches([batch], done)
+                if text_bytes > snapshot_writer.PART_BYTES:  # of much text it is refused before its end
+                    where = f" so far, first in {done.first_unknown}"
+                    document.require_few_unknown(done.unknown_bytes, text_bytes, data.max_rejected_fraction, where)
+                yield batch
+                self._report(BuildStage.TOKENIZING, total, before + done.text_bytes, done.documents)
 
         for one in ranges:
             place = folder / one.id
             if one.parts is None or not text_ranges.fetch_range(store, one, place, encoder.schema):
-                snapshot_writer.complete_parts(place, one.sources, encoder, deduplicate=data.deduplicate, watch=watch)
+                snapshot_writer.complete_parts(place, one.sources, encoder, watch)
             paths += sorted(place.glob("part-*.arrow"))
             before += sum(source.bytes for source in one.sources)
 
@@ -257,7 +245,7 @@ class _Build:
             pieces = snapshot_writer.pieces_of(rows())
             require_usable(survey_corpus(self.sources, data.val_fraction, None, deduplicate=False, pieces=pieces), data)
         self.unknown_bytes = _require_known(parts, data)
-        return self._count(BuildStage.WRITING, parts.text_bytes, rows())
+        return self._count_written(parts.text_bytes, rows())
 
     def _survey(self, folder: Path) -> tuple[Survey, Tokenizer]:
         """Return survey and tokenizer, of an earlier build if it finished both; raises InvalidCorpus."""
@@ -284,15 +272,12 @@ class _Build:
         unfinished.replace(kept)
         return survey, chosen
 
-    def _count(
-        self, stage: BuildStage, total: int, batches: Iterable[pa.RecordBatch], done: int = 0, documents: int = 0
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of parts, and report each after its use; `done` and `documents` come from other builds."""
+    def _count_written(self, total: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        done = FinishedParts()
         for batch in batches:
             yield batch
-            done += compute.sum(batch.column("bytes")).as_py()
-            documents += batch.column("kind").null_count
-            self._report(stage, total, done, documents)
+            done = count_batches([batch], done)
+            self._report(BuildStage.WRITING, total, done.text_bytes, done.documents)
 
     def _report(self, stage: BuildStage, total: int, done: int, documents: int = 0) -> None:
         done = min(done, total)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 from numpy.typing import NDArray
 
+from cairn.model.configuration.data import DataConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.snapshots import snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import ANSWERS, DOCUMENTS, REJECTED, TOKENIZER
@@ -52,43 +53,45 @@ class FinishedParts:
 Watch: TypeAlias = Callable[[Iterator[pa.RecordBatch], FinishedParts], Iterator[pa.RecordBatch]]
 
 
-def find_finished_parts(folder: Path, schema: pa.Schema) -> list[Path]:
-    """Return the parts in `folder`; deletes a part that is unreadable, or another version's, and those after it."""
-    paths: list[Path] = []
+def complete_parts(
+    folder: Path, sources: Sequence[Source], encoder: "PartEncoder", watch: Watch = lambda batches, done: batches
+) -> None:
+    """Write the parts of sources that an earlier process did not finish; `watch` gets the batches and what is done.
+
+    Deletes a part that is unreadable, or another version's, and those after it.
+    """
+    folder.mkdir(exist_ok=True)
+    finished, schema = list[Path](), encoder.schema
     with suppress(pa.ArrowException):
-        while (path := part_path(folder, len(paths))).is_file():
+        while (path := part_path(folder, len(finished))).is_file():
             with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as part:
                 if part.schema != schema:
                     break
-                paths.append(path)
-    for path in set(folder.glob("part-*.arrow")) - set(paths):
+                finished.append(path)
+    for path in set(folder.glob("part-*.arrow")) - set(finished):
         path.unlink()
-    return paths
-
-
-def complete_parts(
-    folder: Path, sources: Sequence[Source], encoder: "PartEncoder", *, deduplicate: bool, watch: Watch | None = None
-) -> None:
-    """Write the parts of sources that an earlier process did not finish; `watch` gets the batches and what is done."""
-    folder.mkdir(exist_ok=True)
-    finished = find_finished_parts(folder, encoder.schema)
-    done = count_batches(read_parts(finished, encoder.schema))
+    done = count_batches(read_parts(finished, schema))
     # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
-    batches = encoder.encode(islice(read_corpus(sources, deduplicate=deduplicate), done.pieces, None))
-    write_parts(folder, len(finished), watch(batches, done) if watch else batches, encoder.schema)
+    pieces = read_corpus(sources, deduplicate=encoder.data.deduplicate)
+    write_parts(folder, len(finished), watch(encoder.encode(islice(pieces, done.pieces, None)), done), schema)
 
 
-def count_batches(batches: Iterable[pa.RecordBatch]) -> FinishedParts:
-    """Return what is in the batches of parts."""
-    counts, first_unknown = Counter[str](), ""
+def count_batches(batches: Iterable[pa.RecordBatch], found: FinishedParts = FinishedParts()) -> FinishedParts:
+    """Return what is in the batches of parts, added to what was found before."""
     for batch in batches:
-        counts.update(pieces=batch.num_rows, documents=batch.column("kind").null_count)
-        sums = {name: compute.sum(batch.column(name)).as_py() for name in ("bytes", "unknown")}
-        counts.update(text_bytes=sums["bytes"], unknown_bytes=sums["unknown"])
-        if sums["unknown"] and not first_unknown:
+        size_bytes, unknown = (compute.sum(batch.column(name)).as_py() for name in ("bytes", "unknown"))
+        first_unknown = found.first_unknown
+        if unknown and not first_unknown:
             row = compute.greater(batch.column("unknown"), 0).index(True).as_py()
             first_unknown = f"{batch.column('source')[row]}, offset {batch.column('offset_bytes')[row]}"
-    return FinishedParts(first_unknown=first_unknown, **counts)
+        found = FinishedParts(
+            pieces=found.pieces + batch.num_rows,
+            text_bytes=found.text_bytes + size_bytes,
+            documents=found.documents + batch.column("kind").null_count,
+            unknown_bytes=found.unknown_bytes + unknown,
+            first_unknown=first_unknown,
+        )
+    return found
 
 
 def _rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
@@ -121,8 +124,12 @@ class PartEncoder:
     """
 
     tokenizer: Tokenizer
-    val_fraction: float
-    has_answers: bool = False
+    data: DataConfig
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the text is conversations."""
+        return bool(self.data.loss_on)
 
     @property
     def schema(self) -> pa.Schema:
@@ -163,7 +170,7 @@ class PartEncoder:
     def _row(self, piece: Piece) -> tuple[str, int, int, str | None, str | None, bool, str | None, str | None]:
         if isinstance(piece, snapshot_manifest.RejectedRow):
             return piece.source, piece.offset_bytes, 0, None, None, False, str(piece.kind), piece.detail
-        split = piece.split(self.val_fraction)
+        split = piece.split(self.data.val_fraction)
         return piece.source, piece.offset_bytes, piece.bytes, split, piece.sha256, piece.ends, None, None
 
 
@@ -262,6 +269,13 @@ class SnapshotWriter:
     ) -> snapshot_manifest.SnapshotManifest:
         """Return the manifest without objects."""
         train, val = (snapshot_manifest.SplitSize(**self.sizes[split]) for split in snapshot_manifest.SPLITS)
+        answers: snapshot_manifest.SnapshotAnswers | msgspec.UnsetType = msgspec.UNSET
+        if self._answers:
+            counts = {f"{split}_tokens": self._answers[split] for split in snapshot_manifest.SPLITS}
+            if not all(counts.values()):
+                rule = "answers in train and val have text"
+                raise InvalidCorpus(f"data.loss_on: no token of a split is an answer's; rule: {rule}")
+            answers = snapshot_manifest.SnapshotAnswers(**counts, inner_ends=self.inner_ends)
         return snapshot_manifest.SnapshotManifest(
             version=snapshot_manifest.SNAPSHOT_VERSION,
             tokenizer_sha256=self._tokenizer.sha256,
@@ -274,16 +288,8 @@ class SnapshotWriter:
                 snapshot_manifest.RejectedCount(kind=kind, documents=n) for kind, n in sorted(self._rejected.items())
             ),
             groups=groups or msgspec.UNSET,
-            answers=self._counted() if self._answers else msgspec.UNSET,
+            answers=answers,
         )
-
-    def _counted(self) -> snapshot_manifest.SnapshotAnswers:
-        train, val = (self._answers[split] for split in snapshot_manifest.SPLITS)
-        if not (train and val):
-            raise InvalidCorpus(
-                "data.loss_on: no token of a split is an answer's; rule: answers in train and val have text"
-            )
-        return snapshot_manifest.SnapshotAnswers(train_tokens=train, val_tokens=val, inner_ends=self.inner_ends)
 
 
 def _count_inner_ends(batch: pa.RecordBatch, end_of_text_id: int) -> int:
@@ -339,4 +345,4 @@ def assemble(
         for name, n in Counter(group_of.values()).items()
         if name
     )
-    return writer.manifest(listed, val_fraction=encoder.val_fraction, groups=groups)
+    return writer.manifest(listed, val_fraction=encoder.data.val_fraction, groups=groups)
