@@ -49,7 +49,7 @@ _SKIPPED_FOLDERS = frozenset(
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
 
 OnBytes: TypeAlias = Callable[[int, int], None]
-_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def open_corpus(data: DataConfig, base_dir: Path, on_bytes: OnBytes | None = None) -> tuple[Source, ...]:
@@ -162,18 +162,15 @@ def _require_text(file: TextFile, text: BinaryIO) -> int:
             raise file.invalid(what, "UTF-8 text; convert the file, or leave it out") from problem
         size_bytes += len(chunk)
         has_text = has_text or bool(chunk.strip())
-    if not has_text and file.is_matched:
-        return 0
-    if not has_text:
+    if not has_text and not file.is_matched:
         what = "the file is empty" if size_bytes == 0 else "the file holds only white space"
         raise file.invalid(what, "every source has text; fill the file, or leave it out")
-    return size_bytes
+    return size_bytes if has_text else 0
 
 
 def _pieces(data: DataConfig, file: TextFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:
     """Yield the pieces; raises InvalidCorpus at the end if the file no longer has `digest`."""
     read = partial(document_reader.read_pieces, file=file, data=data, border=border, text_bytes=text_bytes)
-    changed = file.invalid("changed while it was read", "sources stand still while a snapshot is built; run it again")
     try:
         if file.format == TextFormat.PARQUET:  # a table is not read from front to back, so it is hashed afterwards
             with _convert_errors(file), file.opener() as table:
@@ -185,10 +182,14 @@ def _pieces(data: DataConfig, file: TextFile, digest: str, border: int | None, t
                 found = hash_to_end() if digest else ""
     except InvalidCorpus as problem:
         if digest and _sha256_of(file) != digest:
-            raise changed from problem
+            raise _changed(file) from problem
         raise
     if found != digest:
-        raise changed
+        raise _changed(file)
+
+
+def _changed(file: TextFile) -> InvalidCorpus:
+    return file.invalid("changed while it was read", "sources stand still while a snapshot is built; run it again")
 
 
 def _sha256_of(file: TextFile) -> str:
@@ -297,17 +298,11 @@ def module_text(content: bytes, module: str) -> str:
     return "\n\n".join(parts).encode("utf-8", errors="replace").decode("utf-8")
 
 
-def _docstrings(node: ast.Module | _Definition, name: str) -> Iterator[tuple[str, str]]:
-    if text := (ast.get_docstring(node) or "").strip():
+def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the docstrings of a module or definition and of all in it, or of those in another statement."""
+    if isinstance(node, _DOCUMENTED) and (text := (ast.get_docstring(node) or "").strip()):
         yield name, text
-    for child in _definitions(node):
-        yield from _docstrings(child, f"{name}.{child.name}")
-
-
-def _definitions(node: ast.AST) -> Iterator[_Definition]:
     for field in ("body", "handlers", "orelse", "finalbody"):
         for child in getattr(node, field, ()):
-            if isinstance(child, _Definition):
-                yield child
-            elif isinstance(child, ast.stmt | ast.ExceptHandler):
-                yield from _definitions(child)
+            if isinstance(child, ast.stmt | ast.ExceptHandler):
+                yield from _docstrings(child, f"{name}.{child.name}" if isinstance(child, _DOCUMENTED[1:]) else name)

@@ -89,17 +89,18 @@ def invalid_source(source: str, problem: str, rule: str, *, placed: SplitName | 
 
 def decompress(stream: BinaryIO, codec: str, stored_bytes: int) -> BinaryIO:
     """Return the text; reading damaged or far too long bytes raises OSError or ArrowException."""
-    unpacked: Any = stream
-    most = most_bytes(stored_bytes)
+    most, size_bytes = most_bytes(stored_bytes), 0
 
-    def require_few(_: bytes) -> None:
-        if unpacked.bytes > most:
+    def require_few(content: bytes) -> None:
+        nonlocal size_bytes
+        size_bytes += len(content)
+        if codec and size_bytes > most:
             problem = f"its {stored_bytes:,} bytes become more than {most:,}"
             raise OSError(f"{problem}; decompress it where you trust it")
 
-    if codec:  # without PythonFile pyarrow would close the caller's stream
-        unpacked = WatchedStream(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), codec), require_few)
-    return cast(BinaryIO, io.BufferedReader(unpacked, CHUNK_BYTES))
+    # Without PythonFile pyarrow would close the caller's stream.
+    text = pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), codec) if codec else stream
+    return cast(BinaryIO, io.BufferedReader(WatchedStream(text, require_few), CHUNK_BYTES))
 
 
 class WatchedStream(io.RawIOBase):

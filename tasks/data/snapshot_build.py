@@ -21,13 +21,11 @@ from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
 from cairn.storage.stores import child_process, codec
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.data import document, snapshot_lookup, snapshot_writer, text_ranges
+from cairn.tasks.data import document, rejection, remote_files, snapshot_lookup, snapshot_writer, text_ranges
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
 from cairn.tasks.data.encoding_process import EncodingProcess, return_freed_memory
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
-from cairn.tasks.data.rejection import LEFT_OUT
-from cairn.tasks.data.remote_files import local_file
 from cairn.tasks.data.snapshot_writer import FinishedParts, PartEncoder, count_batches
 from cairn.tasks.data.text_ranges import TextRange
 
@@ -80,7 +78,7 @@ def build_snapshot(
     build = _Build(data, base_dir, on_progress)
     recipe = snapshot_lookup.make_recipe(data, build.sources, build.tokenizer)
     if known := snapshot_lookup.find_by_recipe(store, recipe):
-        bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind not in LEFT_OUT}
+        bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind not in rejection.LEFT_OUT}
         documents = known.manifest.splits.train.documents + known.manifest.splits.val.documents
         where = ", ".join(f"{number} {kind}" for kind, number in bad.items())
         document.require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
@@ -154,7 +152,7 @@ def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     spec, size, smallest, tokenizer = data.tokenizer, data.bpe_vocab_size, SMALLEST_BPE_VOCABULARY, None
     if size is None:
         try:
-            path = None if spec == "bytes" else local_file("data.tokenizer", spec, base_dir)
+            path = None if spec == "bytes" else remote_files.local_file("data.tokenizer", spec, base_dir)
             tokenizer = read_tokenizer(path, end_of_text=data.end_of_text) if path else Tokenizer.bytes()
             tokenizer.require_ends_kept()
         except InvalidInput as error:

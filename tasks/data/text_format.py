@@ -7,6 +7,7 @@ Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), jsonlines.org, Apache Parquet, R
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
@@ -125,7 +126,15 @@ def recognise_format(place: str, head: bytes, wanted: str, refuse: Refuse) -> Te
         if isinstance(found, TextFormat):
             return found
         raise refuse(f"its first bytes are {found}", _settle("text" if found in _PERHAPS_TEXT else ""))
-    if found in _agreeing(suffix, said):
+    # Single bad lines are counted where they are read.
+    agreeing: tuple[TextFormat | str, ...] = (said, TextFormat.TEXT, _OTHER_ARRAY_NAME)
+    if said == TextFormat.TEXT:
+        agreeing = (said, *_PERHAPS_TEXT)
+    elif said == TextFormat.PARQUET:
+        agreeing = (said,)
+    elif suffix == _JSON:
+        agreeing = (TextFormat.JSON, TextFormat.JSON_LINES)
+    if found in agreeing:
         return found if suffix == _JSON and isinstance(found, TextFormat) else said
     named = "JSON" if suffix == _JSON else _NAMES[said]
     if not isinstance(found, TextFormat):
@@ -137,17 +146,6 @@ def recognise_format(place: str, head: bytes, wanted: str, refuse: Refuse) -> Te
 def _settle(form: str) -> str:
     remedy = f'Rename it, say data.format = "{form}", or leave it out' if form else "Convert it, or leave it out"
     return f"what is not recognised is not guessed. {remedy} with data.exclude"
-
-
-def _agreeing(suffix: str, said: TextFormat) -> tuple[TextFormat | str, ...]:
-    """Return what the bytes may look like under a known suffix: single bad lines are counted where they are read."""
-    if suffix == _JSON:
-        return (TextFormat.JSON, TextFormat.JSON_LINES)
-    if said == TextFormat.TEXT:
-        return (said, *_PERHAPS_TEXT)
-    if said == TextFormat.PARQUET:
-        return (said,)
-    return (said, TextFormat.TEXT, _OTHER_ARRAY_NAME)
 
 
 def _codec_of(head: bytes) -> str:
@@ -175,19 +173,14 @@ def _look(head: bytes) -> TextFormat | str:
         return TextFormat.JSON
     if _OTHER_ARRAY.match(text):
         return _OTHER_ARRAY_NAME
-    if text.startswith(b"{"):
-        return _look_at_object(text, is_whole=len(head) < HEAD_BYTES)
-    return TextFormat.TEXT
-
-
-def _look_at_object(text: bytes, *, is_whole: bool) -> TextFormat | str:
+    if not text.startswith(b"{"):
+        return TextFormat.TEXT
     line, newline, _ = text.partition(b"\n")
-    if not newline and not is_whole:  # a long line, of which only this is known
-        return TextFormat.JSON_LINES if _BEGUN_OBJECT.match(text) else TextFormat.TEXT
-    if _SPREAD_OBJECT.match(text):
+    is_cut = not newline and len(head) == HEAD_BYTES  # a long line, of which only this is known
+    if not is_cut and _SPREAD_OBJECT.match(text):
         return _SPREAD_NAME
-    try:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         msgspec.json.decode(line.strip(), type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return TextFormat.JSON_LINES if _BEGUN_OBJECT.match(line) and line.rstrip().endswith(b"}") else TextFormat.TEXT
-    return TextFormat.JSON_LINES
+        return TextFormat.JSON_LINES
+    is_object = _BEGUN_OBJECT.match(line) and (is_cut or line.rstrip().endswith(b"}"))
+    return TextFormat.JSON_LINES if is_object else TextFormat.TEXT

@@ -18,8 +18,7 @@ from typing import IO, Any
 
 import msgspec
 
-from cairn.model.data.sample_order import window_range
-from cairn.model.data.token_windows import TokenWindows
+from cairn.model.data import sample_order, token_windows
 from cairn.model.inference.prediction import describe_losses, sample_text, window_losses
 from cairn.model.training.determinism import make_deterministic, resolve_device
 from cairn.storage.logs import run_log
@@ -74,11 +73,11 @@ def measure_held_out(
     `note` gets the share of the windows that are measured.
     """
     sizes = opened.network.config.block_size, opened.snapshot.manifest.vocab_size
-    windows = TokenWindows(opened.snapshot.val, *sizes, opened.snapshot.val_answers)
+    windows = token_windows.TokenWindows(opened.snapshot.val, *sizes, opened.snapshot.val_answers)
     asked = {METRIC: (range(windows.window_count), suite.batches * suite.batch_size)}
     groups, start = [group for group in opened.snapshot.manifest.known_groups if group.val_tokens], 0
     for group in groups:  # those with a whole window; together they cost what the suite costs
-        first, count = window_range(start, group.val_tokens, windows.block_size)
+        first, count = sample_order.window_range(start, group.val_tokens, windows.block_size)
         start += group.val_tokens
         if count:
             wanted, among = math.ceil(suite.batches / len(groups)) * suite.batch_size, range(first, first + count)

@@ -73,7 +73,7 @@ TASK_MUTANTS = (
     mutant(
         "a-compressed-file-becomes-anything",
         "tasks/data/document_reader.py",
-        "if unpacked.bytes > most:",
+        "if codec and size_bytes > most:",
         "if False:",
         "tests/security/test_foreign_files.py::"
         "test_a_compressed_file_that_becomes_a_thousand_times_its_size_is_refused[a.jsonl.gz]",
