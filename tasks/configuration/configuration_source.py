@@ -35,11 +35,10 @@ _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.+-]+")
 
 def read_configuration(source: str, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
     """Read, overlay and validate a configuration, or the overlays alone; raises `InvalidConfiguration`."""
-    problem = redaction.find_credentials(source, instead="the environment")
-    if not _is_remote(source) and not problem:
-        return load_configuration(_path(source) if source else None, overrides=overrides, environment=environment)
-    if problem:
+    if problem := redaction.find_credentials(source, instead="the environment"):
         raise InvalidConfiguration(f"config: the URL {problem}")
+    if not _is_remote(source):
+        return load_configuration(_path(source) if source else None, overrides=overrides, environment=environment)
     shown = redaction.without_query(source)
     if problem := addresses.wrong_scheme(shown):
         raise InvalidConfiguration(f"config {shown!r}: {problem}; rule: {addresses.READABLE}")

@@ -65,8 +65,7 @@ def run() -> None:
 def render_row(renderer: "Renderer | None", offset_bytes: int, content: bytes) -> Rendered:
     """Return the text of a row of JSON, or why there is none; without a template of prompt and completion alone."""
     try:
-        row = _parse(content)
-        text, answers = _converse(renderer, row, len(content)) if renderer else _join(row)
+        text, answers = _text_of(renderer, content)
         text.encode("utf-8")  # a lone surrogate is legal in an escape
     except UnicodeError as error:
         return Rendered(offset_bytes=offset_bytes, kind=RejectionKind.NOT_UTF8, detail=str(error))
@@ -78,39 +77,28 @@ def render_row(renderer: "Renderer | None", offset_bytes: int, content: bytes) -
     return Rendered(offset_bytes=offset_bytes, text=text, answers=tuple(answers))
 
 
-def _parse(content: bytes) -> dict[str, Any]:
-    """Return the fields of a row, read leniently: it is not thrown away for a field that nobody reads."""
+def _text_of(renderer: "Renderer | None", content: bytes) -> tuple[str, list[Span]]:
     if len(content) > _MOST_ROW_BYTES:
         raise _Fault(RejectionKind.TOO_LONG, f"longer than {_MOST_ROW_BYTES} bytes")
-    try:
+    try:  # leniently: a row is not thrown away for a field that nobody reads
         row = json.loads(content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:
         raise _Fault(RejectionKind.NOT_JSON, str(error)) from error
     if not isinstance(row, dict):
         raise _Fault(RejectionKind.NOT_JSON, "no object")
-    if row.get("messages") is None and (row.get("prompt") is None or row.get("completion") is None):
+    messages, prompt, completion = (row.get(name) for name in ("messages", "prompt", "completion"))
+    if messages is None and (prompt is None or completion is None):
         raise _Fault(RejectionKind.MISSING_FIELD, "no fields messages, or prompt and completion, or null in them")
-    return row
-
-
-def _join(row: Mapping[str, Any]) -> tuple[str, list[Span]]:
-    """Return prompt and completion as they stand: the completion and the end of text behind it are the answer."""
-    prompt, completion = row.get("prompt"), row.get("completion")
-    if row.get("messages") is not None or not (isinstance(prompt, str) and isinstance(completion, str)):
+    if renderer is None:  # as they stand: the completion and the end of text behind it are the answer
+        if messages is None and isinstance(prompt, str) and isinstance(completion, str):
+            return prompt + completion, [(len(prompt), len(prompt) + len(completion) + 1)]
         remedy = "name with data.tokenizer a tokenizer.json with chat_template.jinja or tokenizer_config.json beside it"
         raise _Fault(RejectionKind.TEMPLATE, f"messages need a chat template: {remedy}")
-    text = prompt + completion
-    return text, [(len(prompt), len(text) + 1)]
-
-
-def _converse(renderer: "Renderer", row: Mapping[str, Any], size: int) -> tuple[str, list[Span]]:
-    if row.get("messages") is not None:
-        before, after = [], _messages(row["messages"])
-    else:
-        before, after = _messages(row["prompt"], "user"), _messages(row["completion"], "assistant")
+    before = [] if messages is not None else _messages(prompt, "user")
+    after = _messages(completion, "assistant") if messages is None else _messages(messages)
     if not any(message["role"] == "assistant" for message in after):
         raise _Fault(RejectionKind.NO_ANSWER, "no message of the assistant")
-    most = _LEAST_CHARACTERS + _MOST_GROWTH * size
+    most = _LEAST_CHARACTERS + _MOST_GROWTH * len(content)
     try:
         return renderer.render([*before, *after], row.get("tools"), len(before), most)
     except (_Fault, MemoryError):

@@ -19,7 +19,6 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.redaction import find_credentials
 from cairn.storage.stores.regular_file import open_file
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
-from cairn.tasks.data.chat_template import ChatTemplate
 from cairn.tasks.data.conversation import find_template
 from cairn.tasks.data.document import InvalidCorpus, is_expressible
 from cairn.tasks.data.document_reader import EMPTY_FILE, ROW, UNITS, TextFile, decompress, invalid_source
@@ -71,16 +70,13 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
     names = [
         file.place if "://" in file.place else Path(os.path.relpath(file.place, root)).as_posix() for file in files
     ]
-    template = _find_template(data, base_dir, files) if data.loss_on else None
+    for file in files if data.loss_on else ():
+        if file.format not in _OF_CONVERSATIONS and file.unit != EMPTY_FILE:
+            rule = "conversations are rows of JSON or Parquet"
+            raise file.invalid(f"it is {file.format}, and data.loss_on = 'answers'", rule)
+    template = find_template(data, base_dir) if data.loss_on else None
     named = zip(files, names, strict=True)
     return [replace(file, name=name, group=groups[file.source], template=template) for file, name in named]
-
-
-def _find_template(data: DataConfig, base_dir: Path, files: Sequence[TextFile]) -> ChatTemplate | None:
-    for file in (file for file in files if file.format not in _OF_CONVERSATIONS and file.unit != EMPTY_FILE):
-        rule = "conversations are rows of JSON or Parquet"
-        raise file.invalid(f"it is {file.format}, and data.loss_on = 'answers'", rule)
-    return find_template(data, base_dir)
 
 
 def _expand(pattern: str) -> set[str]:

@@ -32,24 +32,17 @@ class TextFormat(StrEnum):
     TSV = "tsv"
 
 
-_NAMES = {
-    TextFormat.TEXT: "text",
-    TextFormat.JSON_LINES: "lines of JSON",
-    TextFormat.JSON: "a JSON array of objects",
-    TextFormat.PARQUET: "Parquet",
-    TextFormat.CSV: "CSV",
-    TextFormat.TSV: "TSV",
+_NAMES_AND_SUFFIXES = {
+    TextFormat.TEXT: ("text", ".txt .text .md .markdown .rst .tex .htm .html"),
+    TextFormat.JSON_LINES: ("lines of JSON", ".jsonl .ndjson .jl .jsonlines"),
+    TextFormat.JSON: ("a JSON array of objects", ".json"),
+    TextFormat.PARQUET: ("Parquet", ".parquet .pq"),
+    TextFormat.CSV: ("CSV", ".csv"),
+    TextFormat.TSV: ("TSV", ".tsv"),
 }
+_NAMES = {form: name for form, (name, _) in _NAMES_AND_SUFFIXES.items()}
+_SUFFIXES = {suffix: form for form, (_, suffixes) in _NAMES_AND_SUFFIXES.items() for suffix in suffixes.split()}
 _CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-_JSON = ".json"
-_SUFFIXES = {
-    **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".htm", ".html"), TextFormat.TEXT),
-    **dict.fromkeys((".jsonl", ".ndjson", ".jl", ".jsonlines"), TextFormat.JSON_LINES),
-    **dict.fromkeys((".parquet", ".pq"), TextFormat.PARQUET),
-    _JSON: TextFormat.JSON,
-    ".csv": TextFormat.CSV,
-    ".tsv": TextFormat.TSV,
-}
 _FOREIGN_SUFFIXES = frozenset({".bz2", ".xz", ".zip", ".tar", ".tgz", ".tzst", ".arrow", ".feather", ".orc", ".avro"})
 _MAGIC = (
     (0, b"BZh", "bzip2"),
@@ -65,17 +58,14 @@ _MAGIC = (
     (0, b"\x93NUMPY", "a NumPy array"),
     (0, b"\x89HDF", "HDF5"),
     (0, b"SQLite format 3\0", "SQLite"),
-    (0, b"\x89PNG", "a picture"),
-    (0, b"\xff\xd8\xff", "a picture"),
+    *((0, magic, "a picture") for magic in (b"\x89PNG", b"\xff\xd8\xff")),
     (0, b"\x7fELF", "a program"),
     (0, b"MMIDIDX\0", "a Megatron index"),
-    (0, b"\x80\x02", "a pickle"),
-    (0, b"\x80\x04\x95", "a pickle"),
+    *((0, magic, "a pickle") for magic in (b"\x80\x02", b"\x80\x04\x95")),
     (0, b"version https://git-lfs.github.com/spec/", "a pointer of Git LFS, without the file (git lfs pull)"),
     (0, b"WARC/", "a WARC archive of web pages"),
     (0, b"\x1e{", "a JSON text sequence (RFC 7464)"),
-    (0, b"\xff\xfe", "UTF-16 text"),
-    (0, b"\xfe\xff", "UTF-16 text"),
+    *((0, magic, "UTF-16 text") for magic in (b"\xff\xfe", b"\xfe\xff")),
 )
 _KEY = rb'\{\s*"(?:\\.|[^"\\])*"\s*:'
 _ARRAY = re.compile(rb"\[\s*(?:" + _KEY + rb"|\{\s*\}|\]\s*$)")
@@ -132,11 +122,11 @@ def recognise_format(place: str, head: bytes, wanted: str, refuse: Refuse) -> Te
         agreeing = (said, *_PERHAPS_TEXT)
     elif said == TextFormat.PARQUET:
         agreeing = (said,)
-    elif suffix == _JSON:
+    elif said == TextFormat.JSON:
         agreeing = (TextFormat.JSON, TextFormat.JSON_LINES)
     if found in agreeing:
-        return found if suffix == _JSON and isinstance(found, TextFormat) else said
-    named = "JSON" if suffix == _JSON else _NAMES[said]
+        return found if said == TextFormat.JSON and isinstance(found, TextFormat) else said
+    named = "JSON" if said == TextFormat.JSON else _NAMES[said]
     if not isinstance(found, TextFormat):
         raise refuse(f"its name says {named}, its first bytes {found}", _settle(""))
     is_no_table = said == TextFormat.PARQUET and found == TextFormat.TEXT

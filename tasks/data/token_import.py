@@ -94,8 +94,7 @@ class _Import:
     """One import: its sources so far, and the documents that both splits have."""
 
     def __init__(self, tokenizer: Tokenizer, dtype: str, assumes_end: bool) -> None:
-        self._tokenizer, self._dtype, self._vocab_size = tokenizer, dtype, tokenizer.vocab_size
-        self._assumes_end = assumes_end
+        self._tokenizer, self._dtype, self._assumes_end = tokenizer, dtype, assumes_end
         self._sources: list[SnapshotSource] = []
         self._val_digests: set[bytes] = set()
         self.shared, self.first_shared, self.added_ends = 0, "", 0
@@ -109,7 +108,11 @@ class _Import:
         if twice := sorted(name for name in names if names[name] > 1):
             raise InvalidCorpus(f"{twice[0]}: two files have this name; rule: names tell documents' sources apart")
         # All before the first is read, which may take hours.
-        inspected = {split: [self._inspect(path) for path in files[split]] for split in SPLITS}
+        inspected = dict[SplitName, list[TokenFile]]()
+        for split in SPLITS:
+            inspected[split] = [token_files.inspect_token_file(path, self._dtype) for path in files[split]]
+            for file in inspected[split]:
+                file.require_ids(self._tokenizer.vocab_size, self._tokenizer.end_of_text_id)
         with snapshot_writer.SnapshotWriter(folder, self._tokenizer) as writer:
             for split in reversed(SPLITS):
                 for file in inspected[split]:
@@ -120,11 +123,6 @@ class _Import:
         tokens = {split: writer.sizes[split]["tokens"] for split in SPLITS}
         sources = sorted(self._sources, key=lambda source: source.name)
         return writer.manifest(sources, val_fraction=tokens["val"] / sum(tokens.values()))
-
-    def _inspect(self, path: Path) -> TokenFile:
-        found = token_files.inspect_token_file(path, self._dtype)
-        found.require_ids(self._vocab_size, self._tokenizer.end_of_text_id)
-        return found
 
     def _add_file(self, file: TokenFile, split: SplitName, writer: snapshot_writer.SnapshotWriter) -> None:
         before, tokens, documents = file.path.stat(), file.map(), 0

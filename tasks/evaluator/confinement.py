@@ -11,8 +11,9 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -82,8 +83,10 @@ def enter_boundary() -> str:
     # Landlock does not hold for a user with CAP_SYS_ADMIN or CAP_PERFMON on Linux 6.14 and later.
     ways = {"landlock": by_landlock, "user namespace": by_user_namespace}
     with process_outside() as outside:
-        name = next((name for name, enter in ways.items() if enter() and hides_environment(outside)), "none")
-        is_whole = refuse_signals() and keeps_limits(outside)
+        environment, limits = f"/proc/{outside}/environ", resource.getrlimit(resource.RLIMIT_CORE)
+        read = Path(environment).read_bytes
+        name = next((name for name, enter in ways.items() if enter() and is_refused(read)), "none")
+        is_whole = refuse_signals() and is_refused(partial(resource.prlimit, outside, resource.RLIMIT_CORE, limits))
     return name if is_whole or name == "none" else f"{name}, partial"
 
 
@@ -101,19 +104,10 @@ def process_outside() -> Iterator[int]:
         os.waitpid(outside, 0)
 
 
-def hides_environment(outside: int) -> bool:
-    """Whether the environment of a process cannot be read."""
+def is_refused(access: Callable[[], object]) -> bool:
+    """Whether the system refuses an access to another process."""
     try:
-        os.close(os.open(f"/proc/{outside}/environ", os.O_RDONLY))
-    except PermissionError:
-        return True
-    return False
-
-
-def keeps_limits(outside: int) -> bool:
-    """Whether the limits of a process cannot be set."""
-    try:
-        resource.prlimit(outside, resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE))
+        access()
     except PermissionError:
         return True
     return False
