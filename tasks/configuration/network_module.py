@@ -16,9 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from cairn.model.configuration.network import FILLED_IN, KNOWN_PACKAGES, OF_MODULE, PYTHON_FILE, ModelConfig
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores.codec import encode, sha256
-from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, read_verified
-from cairn.storage.stores.regular_file import read_file
+from cairn.storage.stores import codec, object_store, regular_file
 from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.errors import InvalidConfiguration
 
@@ -53,7 +51,7 @@ def read_module(model: ModelConfig, folder: Path) -> tuple[ModelConfig, dict[str
         files[file.name], trees[file.name] = _read(model, file)
         waiting += _files_beside(model, file, trees[file.name])
     arguments = _check_arguments(model, _parameters(model, trees[path.name], entry))
-    hashes = {name: sha256(files[name]) for name in sorted(files)}
+    hashes = {name: codec.sha256(files[name]) for name in sorted(files)}
     module = f"{path.name}:{entry}"  # without folders, which another machine has otherwise
     return model.model_copy(update={"module": module, "files": hashes, "arguments": arguments}), files
 
@@ -74,29 +72,29 @@ def require_allowed(model: ModelConfig, allowed: Sequence[str]) -> None:
         )
 
 
-def keep_files(store: ObjectStore, model: ModelConfig, files: Mapping[str, bytes]) -> None:
+def keep_files(store: object_store.ObjectStore, model: ModelConfig, files: Mapping[str, bytes]) -> None:
     """Store each file of the module that this command was given as `code/<sha256>.py`, over a damaged one too."""
     for name, digest in (model.files or {}).items():
-        if sha256(files.get(name, b"")) == digest:
+        if codec.sha256(files.get(name, b"")) == digest:
             store.write(f"code/{digest}.py", files[name])
 
 
-def read_files(store: ObjectStore, model: ModelConfig, allowed: Sequence[str]) -> dict[str, bytes]:
+def read_files(store: object_store.ObjectStore, model: ModelConfig, allowed: Sequence[str]) -> dict[str, bytes]:
     """Return the stored bytes of the module's files by name, none for another network.
 
     Raises InvalidConfiguration unless each of them is allowed, and IntegrityError if one is missing or has changed.
     """
     require_allowed(model, allowed)
     promised = {name: promised_file(store, name, digest) for name, digest in (model.files or {}).items()}
-    return {name: bytes(read_verified(store, expected)) for name, expected in promised.items()}
+    return {name: bytes(object_store.read_verified(store, expected)) for name, expected in promised.items()}
 
 
-def promised_file(store: ObjectStore, name: str, digest: str) -> ExpectedObject:
+def promised_file(store: object_store.ObjectStore, name: str, digest: str) -> object_store.ExpectedObject:
     """Return the stored file; raises IntegrityError if it is missing."""
     if (size := store.size(key := f"code/{digest}.py")) is None or size > _MOST_BYTES:
         problem = "missing" if size is None else f"{size:,} bytes"
         raise IntegrityError(f"{key}: {problem}, and the run's network is made by it ({name}); restore it")
-    return ExpectedObject(key=key, bytes=size, sha256=digest)
+    return object_store.ExpectedObject(key=key, bytes=size, sha256=digest)
 
 
 def module_versions(model: ModelConfig) -> dict[str, str]:
@@ -118,7 +116,7 @@ def module_versions(model: ModelConfig) -> dict[str, str]:
 
 def _read(model: ModelConfig, file: Path) -> tuple[bytes, ast.Module]:
     try:
-        content = read_file(file, _MOST_BYTES)
+        content = regular_file.read_file(file, _MOST_BYTES)
         return content, ast.parse(content)
     except SyntaxError as error:
         raise _refusal(model, f"{file.name}, line {error.lineno}: {error.msg}; rule: a file of this Python") from error
@@ -209,7 +207,7 @@ def _check_arguments(model: ModelConfig, declared: ast.arguments) -> dict[str, A
 
 def _typed(kind: Any, value: object) -> Any:
     """Return the value as one of this type that JSON holds; raises as the two that find out do."""
-    return TypeAdapter(kind).validate_json(encode(value), strict=True)
+    return TypeAdapter(kind).validate_json(codec.encode(value), strict=True)
 
 
 def _refusal(model: ModelConfig, problem: str) -> InvalidConfiguration:

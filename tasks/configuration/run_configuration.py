@@ -9,10 +9,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig
 from cairn.model.configuration.network import Digest, ModelConfig, Positive, Section
 from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
-from cairn.storage.stores.codec import encode, sha256
-from cairn.storage.stores.redaction import find_http_problem
-from cairn.tasks.configuration import settings
-from cairn.tasks.configuration.addresses import expand_home
+from cairn.storage.stores import codec, redaction
+from cairn.tasks.configuration import addresses, settings
 
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 """The sections that decide which run it is; `UNFROZEN_TRAINING` is excepted."""
@@ -43,14 +41,14 @@ class ExportersConfig(Section, use_attribute_docstrings=True):
             if "://" in getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a folder of this machine")
         variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        if self.mlflow and (problem := find_http_problem(self.mlflow, instead=variables)):
+        if self.mlflow and (problem := redaction.find_http_problem(self.mlflow, instead=variables)):
             raise ValueError(f"mlflow: the address {problem}; `mlflow server` starts one")
         return self
 
     def based_at(self, folder: Path) -> "ExportersConfig":
         """Return the same with absolute folders; a relative one starts at `folder`."""
         named = {name: given for name in ("tensorboard", "wandb") if (given := getattr(self, name))}
-        paths = {name: str(folder / expand_home(f"exporters.{name}", given)) for name, given in named.items()}
+        paths = {name: str(folder / addresses.expand_home(f"exporters.{name}", given)) for name, given in named.items()}
         return self.model_copy(update=paths)
 
 
@@ -67,7 +65,7 @@ class CodeConfig(Section, use_attribute_docstrings=True):
 
     def with_files(self, files: Mapping[str, bytes]) -> "CodeConfig":
         """Return the same, with these files allowed too."""
-        return CodeConfig(allow=(*self.allow, *map(sha256, files.values())), files=dict(files))
+        return CodeConfig(allow=(*self.allow, *map(codec.sha256, files.values())), files=dict(files))
 
 
 class SetConfig(Section, use_attribute_docstrings=True):
@@ -166,7 +164,7 @@ class RunConfig(Section, use_attribute_docstrings=True):
 
     def frozen_sha256(self) -> str:
         """Return the identity of the frozen part."""
-        return sha256(encode(self.frozen()))
+        return codec.sha256(codec.encode(self.frozen()))
 
     def with_mode(self, *, precision: str, kernels: str) -> Self:
         """Return the configuration with these values where its own are `auto`."""

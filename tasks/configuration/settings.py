@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
-from cairn.storage.stores.codec import encode, sha256
-from cairn.storage.stores.redaction import find_http_problem
+from cairn.storage.stores import codec, redaction
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[
@@ -85,7 +84,7 @@ class EvaluatorConfig(Section, use_attribute_docstrings=True):
             option, equals, value = ("", "", argument) if argument in files else argument.partition("=")
             command.append(f"{option}{equals}sha256:{files[value]}" if value in files else argument)
         measured = {"kind": "command", "name": self.name, "command": command}
-        return sha256(encode(measured | {"evaluator_version": self.evaluator_version}))
+        return codec.sha256(codec.encode(measured | {"evaluator_version": self.evaluator_version}))
 
 
 class EvaluationConfig(Section, use_attribute_docstrings=True):
@@ -343,6 +342,6 @@ class NotifyConfig(Section, use_attribute_docstrings=True):
     @classmethod
     def _webhook_is_an_address(cls, given: SecretStr) -> SecretStr:
         address = given.get_secret_value()
-        if address and (problem := find_http_problem(address, instead="its path")):
+        if address and (problem := redaction.find_http_problem(address, instead="its path")):
             raise ValueError(f"the address {problem}; it may be a secret, so it is not shown")
         return given

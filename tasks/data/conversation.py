@@ -14,8 +14,7 @@ from cairn.model.configuration.data import DataConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores.child_process import bounded_process
-from cairn.storage.stores.regular_file import read_file
+from cairn.storage.stores import child_process, regular_file
 from cairn.tasks.data.chat_template import ChatTemplate, Rendered
 from cairn.tasks.data.document import Document, InvalidCorpus
 from cairn.tasks.data.remote_files import local_file
@@ -58,7 +57,7 @@ def render_rows(rows: Iterable[tuple[int, bytes]], template: ChatTemplate | None
         file.seek(0)
         options: Any = {"remedy": "Take another chat template", "core_seconds": core_seconds}
         try:
-            with bounded_process("cairn.tasks.data.chat_template", file=file, **options) as lines:
+            with child_process.bounded_process("cairn.tasks.data.chat_template", file=file, **options) as lines:
                 # Without its end a line is that of a child that has died.
                 yield from (msgspec.json.decode(line, type=Rendered) for line in lines if line.endswith(b"\n"))
         except IntegrityError as error:
@@ -107,6 +106,6 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return read_file(path, _MOST_BYTES).decode()
+        return regular_file.read_file(path, _MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidCorpus(f"data.tokenizer: {path} cannot be read: {error}; repair it or remove it") from error

@@ -21,8 +21,7 @@ import pyarrow as pa
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.parquet_process import COLUMNS, ROWS, most_bytes, read_parquet
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
-from cairn.tasks.data.chat_template import ChatTemplate
-from cairn.tasks.data.conversation import FIELDS, render_rows
+from cairn.tasks.data import chat_template, conversation
 from cairn.tasks.data.document import InvalidCorpus, Piece, is_expressible, make_document
 from cairn.tasks.data.rejection import RejectionKind
 from cairn.tasks.data.text_format import BYTE_ORDER_MARK, TextFormat
@@ -67,7 +66,7 @@ class TextFile:
     group: str = ""
     is_matched: bool = False
     placed: SplitName | None = None
-    template: ChatTemplate | None = None
+    template: chat_template.ChatTemplate | None = None
 
     def invalid(self, problem: str, rule: str) -> InvalidCorpus:
         """Return the error that names source, file, problem and rule."""
@@ -243,7 +242,7 @@ class _Reader:
                 content += line
 
     def conversations(self, rows: Iterable[tuple[int, bytes]]) -> Iterator[Piece]:
-        for row in render_rows(rows, self.file.template):
+        for row in conversation.render_rows(rows, self.file.template):
             if row.kind:
                 yield self.rejected(row.offset_bytes, RejectionKind(row.kind), row.detail)
                 continue
@@ -311,7 +310,7 @@ class _Reader:
 
     def table(self, file: BinaryIO) -> Iterator[Piece]:
         if self.data.loss_on:
-            batches = read_parquet(file, FIELDS)
+            batches = read_parquet(file, conversation.FIELDS)
             schema = next(batches).schema
             found = chain.from_iterable(batch.to_pylist() for batch in batches)
             rows = enumerate(found if schema.names else repeat(dict[str, Any](), int(schema.metadata[ROWS])))

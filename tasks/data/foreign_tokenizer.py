@@ -9,8 +9,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from cairn.model.data import tokenizer, tokenizer_file
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores.child_process import bounded_process
-from cairn.storage.stores.regular_file import read_file
+from cairn.storage.stores import child_process, regular_file
 
 _CORE_SECONDS = 120
 _REMEDY = "Take another tokenizer, or bytes, or bpe:<size>"
@@ -25,7 +24,7 @@ def load_library_tokenizer(text: str) -> LibraryTokenizer:
             file.write(text.encode("utf-8", "surrogatepass"))
             file.seek(0)
             try:
-                with bounded_process(
+                with child_process.bounded_process(
                     "cairn.model.data.tokenizer_file", file=file, remedy=_REMEDY, core_seconds=_CORE_SECONDS
                 ) as stdout:
                     stdout.read()
@@ -38,7 +37,7 @@ def load_library_tokenizer(text: str) -> LibraryTokenizer:
 
 def read_library_tokenizer(path: Path) -> LibraryTokenizer:
     """Load the tokenizer of a file as `load_library_tokenizer` does; raises OSError and UnicodeDecodeError too."""
-    return load_library_tokenizer(read_file(path, tokenizer_file.MAX_FILE_BYTES).decode("utf-8-sig"))
+    return load_library_tokenizer(regular_file.read_file(path, tokenizer_file.MAX_FILE_BYTES).decode("utf-8-sig"))
 
 
 def parse_tokenizer(text: str, end_of_text_id: int | None = None) -> tokenizer.Tokenizer:

@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from cairn.model.errors import InvalidInput
-from cairn.storage.stores.child_process import temporary_folder
-from cairn.storage.stores.redaction import find_credentials
+from cairn.storage.stores import child_process, redaction
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
 
 MOST_DOCUMENT_BYTES = 64 << 20
@@ -24,7 +23,7 @@ def local_file(key: str, named: str, base_dir: Path, *beside: str) -> Path:
 
 def copy_files(url: str, names: Iterable[str], most_bytes: int = MOST_DOCUMENT_BYTES) -> Path:
     """Return the folder of copies, with those of these files that are there; raises InvalidInput."""
-    if problem := find_credentials(url, instead="the environment"):
+    if problem := redaction.find_credentials(url, instead="the environment"):
         raise InvalidInput(f"a URL {problem}; rule: it is written into the log")
     if problem := wrong_scheme(url):
         raise InvalidInput(f"{problem}; rule: {READABLE}")
@@ -53,6 +52,6 @@ def copy_files(url: str, names: Iterable[str], most_bytes: int = MOST_DOCUMENT_B
 @cache
 def _folder_of(url: str) -> Path:
     stack = ExitStack()
-    folder = stack.enter_context(temporary_folder("cairn-copies-"))
+    folder = stack.enter_context(child_process.temporary_folder("cairn-copies-"))
     atexit.register(stack.close)
     return folder

@@ -22,9 +22,8 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.errors import IntegrityError
 from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.stores import object_store
-from cairn.tasks.data import snapshot_writer
+from cairn.tasks.data import rejection, snapshot_writer
 from cairn.tasks.data.document import DUPLICATE_DETAIL, Source, short_hash
-from cairn.tasks.data.rejection import RejectionKind
 from cairn.tasks.data.snapshot_lookup import make_recipe, recipe_id
 
 _LEAST_RANGES = 64
@@ -91,7 +90,7 @@ def fetch_range(store: object_store.ObjectStore, one: TextRange, folder: Path, s
 
 def without_duplicates(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of ranges with each document rejected that has the text of an earlier one."""
-    first, numbers, kind = dict[bytes, int](), count(), str(RejectionKind.DUPLICATE)
+    first, numbers, kind = dict[bytes, int](), count(), str(rejection.RejectionKind.DUPLICATE)
     values: dict[str, Any] = {"bytes": 0, "unknown": 0, "ends": False, "split": None, "sha256": None, "kind": kind}
     values |= {"ids": [], "answers": []}
     for batch in batches:

@@ -30,8 +30,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.network_module import read_files
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer import initial_weights, tensor_exchange, weights_source
-from cairn.tasks.trainer.training_setup import load_initial_weights
+from cairn.tasks.trainer import initial_weights, tensor_exchange, training_setup, weights_source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +84,7 @@ def load_network(network: own_network.Network, store: ObjectStore, reference: Ch
         return
     try:
         sha256, alpha = adapters.named_base(trainer)
-        load_initial_weights(store, sha256, network)
+        training_setup.load_initial_weights(store, sha256, network)
         adapters.merge(network, trained, alpha)
     except StateMismatch as error:
         raise IntegrityError(f"{reference.prefix}: {error}") from error
