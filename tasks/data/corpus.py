@@ -25,10 +25,10 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import IntegrityError
 from cairn.storage.snapshots.snapshot_manifest import SplitName
 from cairn.storage.stores import codec
-from cairn.tasks.data import document_reader, source_files, text_pieces
+from cairn.tasks.data import document_reader, source_files
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, make_document
 from cairn.tasks.data.document_reader import EMPTY_FILE, HELD_OUT_END, SEPARATED, WHOLE_FILE, TextFile
-from cairn.tasks.data.text_format import TextFormat
+from cairn.tasks.data.text_format import CHUNK_BYTES, TextFormat
 
 # A preview checks a corpus up to this size; of a larger one it only finds the files.
 PREVIEW_BYTES = 64 * 1024 * 1024
@@ -151,7 +151,7 @@ def _require_text(file: TextFile, text: BinaryIO) -> int:
     decoder = codecs.getincrementaldecoder("utf-8")()
     size_bytes, has_text, chunk = 0, False, b" "
     while chunk:
-        chunk = text.read(text_pieces.CHUNK_BYTES)
+        chunk = text.read(CHUNK_BYTES)
         pending = len(decoder.getstate()[0])
         try:
             decoder.decode(chunk, final=not chunk)
@@ -212,7 +212,7 @@ def _open_hashed(file: TextFile) -> Iterator[tuple[Any, Callable[[], str]]]:
         stream = document_reader.WatchedStream(inner, digest.update)
 
         def hash_to_end() -> str:
-            while stream.read(text_pieces.CHUNK_BYTES):
+            while stream.read(CHUNK_BYTES):
                 pass
             return digest.hexdigest()
 

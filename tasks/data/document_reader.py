@@ -4,6 +4,7 @@ It is in memory for one line, element, row or piece. Sources: RFC 1952 (gzip), R
 Apache Parquet, RFC 4180 (CSV).
 """
 
+import codecs
 import csv
 import io
 import json
@@ -24,8 +25,7 @@ from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
 from cairn.tasks.data import chat_template, conversation
 from cairn.tasks.data.document import InvalidCorpus, Piece, is_expressible, make_document
 from cairn.tasks.data.rejection import RejectionKind
-from cairn.tasks.data.text_format import BYTE_ORDER_MARK, TextFormat
-from cairn.tasks.data.text_pieces import CHUNK_BYTES, elements_of, lines_of, pieces_of, skip_mark
+from cairn.tasks.data.text_format import CHUNK_BYTES, TextFormat, elements_of, lines_of, pieces_of, skip_mark
 from cairn.tasks.text.format import format_list
 
 WHOLE_FILE = "whole file"
@@ -277,8 +277,8 @@ class _Reader:
             line.decode("utf-8")  # the parser does not check skipped fields
             value = msgspec.json.decode(line, type=field).text
         except (UnicodeDecodeError, msgspec.DecodeError) as problem:
-            if line.startswith(BYTE_ORDER_MARK):  # of a file that was joined to another
-                return self._field_of(line.removeprefix(BYTE_ORDER_MARK), field)
+            if line.startswith(codecs.BOM_UTF8):  # of a file that was joined to another
+                return self._field_of(line.removeprefix(codecs.BOM_UTF8), field)
             value = _parse_leniently(line).get(self.data.text_field, msgspec.UNSET)
             is_foreign = isinstance(problem, UnicodeDecodeError)
             if value is msgspec.UNSET or (is_foreign and isinstance(value, str) and not is_expressible(value)):

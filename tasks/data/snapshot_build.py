@@ -21,11 +21,11 @@ from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
 from cairn.storage.stores import child_process, codec
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.data import document, rejection, remote_files, snapshot_lookup, snapshot_writer, text_ranges
+from cairn.tasks.data import document, rejection, snapshot_lookup, snapshot_writer, text_ranges
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
 from cairn.tasks.data.encoding_process import EncodingProcess, return_freed_memory
-from cairn.tasks.data.foreign_tokenizer import read_tokenizer
+from cairn.tasks.data.foreign_tokenizer import local_file, read_tokenizer
 from cairn.tasks.data.snapshot_writer import FinishedParts, PartEncoder, count_batches
 from cairn.tasks.data.text_ranges import TextRange
 
@@ -152,7 +152,7 @@ def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     spec, size, smallest, tokenizer = data.tokenizer, data.bpe_vocab_size, SMALLEST_BPE_VOCABULARY, None
     if size is None:
         try:
-            path = None if spec == "bytes" else remote_files.local_file("data.tokenizer", spec, base_dir)
+            path = None if spec == "bytes" else local_file("data.tokenizer", spec, base_dir)
             tokenizer = read_tokenizer(path, end_of_text=data.end_of_text) if path else Tokenizer.bytes()
             tokenizer.require_ends_kept()
         except InvalidInput as error:

@@ -19,7 +19,7 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.redaction import find_credentials
 from cairn.storage.stores.regular_file import open_file
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
-from cairn.tasks.data import conversation, document, text_format
+from cairn.tasks.data import document, foreign_tokenizer, text_format
 from cairn.tasks.data.document_reader import EMPTY_FILE, ROW, UNITS, TextFile, decompress, invalid_source
 
 _READERS = 8
@@ -72,7 +72,7 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
         if file.format not in _OF_CONVERSATIONS and file.unit != EMPTY_FILE:
             rule = "conversations are rows of JSON or Parquet"
             raise file.invalid(f"it is {file.format}, and data.loss_on = 'answers'", rule)
-    template = conversation.find_template(data, base_dir) if data.loss_on else None
+    template = foreign_tokenizer.find_template(data, base_dir) if data.loss_on else None
     named = zip(files, names, strict=True)
     return [replace(file, name=name, group=groups[file.source], template=template) for file, name in named]
 

@@ -1,24 +1,29 @@
-"""Recognises what a file of text is: by the suffix of its name, by its first bytes, or by `data.format`.
+"""Recognises what a file of text is, and cuts its text into lines, elements of a JSON array, or pieces.
+
+It goes by the suffix of the name, by the first bytes, or by `data.format`.
 
 A known suffix decides, a missing or unknown one leaves it to the bytes. Where both speak and disagree, the file is
 refused with both facts: what is not recognised is never guessed.
 Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), jsonlines.org, Apache Parquet, RFC 4180 (CSV); file(1) for the others.
 """
 
+import codecs
+import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import PurePosixPath
+from typing import BinaryIO, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
+from cairn.storage.errors import IntegrityError
 from cairn.tasks.data.document import InvalidCorpus
 
 HEAD_BYTES = 1 << 16
 """The beginning of a file by which it is recognised."""
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class TextFormat(StrEnum):
@@ -77,6 +82,10 @@ _HTML_NAME, _SPREAD_NAME = "an HTML page", "one JSON object over several lines"
 _OTHER_ARRAY_NAME = "a JSON array of other values than objects"
 _PERHAPS_TEXT = (_HTML_NAME, _SPREAD_NAME, _OTHER_ARRAY_NAME)
 _FEW_NULS = 4
+CHUNK_BYTES = 1 << 20
+_PARAGRAPHS_AND_LINES = (b"\n\n", b"\n\r\n", b"\n")
+_LONGEST_CHARACTER_BYTES = 4
+_STRUCTURE = re.compile(rb'\\.|["\[\]{},]', re.S)
 Refuse = Callable[[str, str], InvalidCorpus]
 
 
@@ -156,7 +165,7 @@ def _look(head: bytes) -> TextFormat | str:
             return name
     if head.count(0) > max(_FEW_NULS, len(head) // 16):
         return "full of NUL bytes, as UTF-16 without a byte order mark and numbers are"
-    text = head.removeprefix(BYTE_ORDER_MARK).lstrip()
+    text = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if _HTML.match(text):
         return _HTML_NAME
     if _ARRAY.match(text):
@@ -174,3 +183,84 @@ def _look(head: bytes) -> TextFormat | str:
         return TextFormat.JSON_LINES
     is_object = _BEGUN_OBJECT.match(line) and (is_cut or line.rstrip().endswith(b"}"))
     return TextFormat.JSON_LINES if is_object else TextFormat.TEXT
+
+
+def skip_mark(text: BinaryIO) -> int:
+    """Skip a byte order mark (UTF-8's) at the beginning, which is no text; return its size in bytes."""
+    has_mark = cast(io.BufferedReader, text).peek(3)[:3] == codecs.BOM_UTF8
+    return len(text.read(3)) if has_mark else 0
+
+
+def lines_of(stream: BinaryIO, longest: int, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, line with its end) of every line, from `offset` on; one of more than `longest` bytes is cut."""
+    while line := stream.readline(longest + 2):
+        length, ended = len(line), line.endswith(b"\n")
+        while not ended and length >= longest + 2 and (rest := stream.readline(CHUNK_BYTES)):
+            length, ended = length + len(rest), rest.endswith(b"\n")
+        yield offset, line
+        offset += length
+
+
+def elements_of(stream: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, bytes) of each element of a JSON array, a longer one cut; IntegrityError for anything else."""
+    depth, offset, begin, is_quoted, is_over, element = 0, 0, 0, False, False, bytearray()
+    while chunk := stream.read(CHUNK_BYTES):
+        while chunk.endswith(b"\\") and (rest := stream.read(1)):  # an escape lies in one chunk
+            chunk += rest
+        last = 0
+        for found in _STRUCTURE.finditer(chunk):
+            at, token = found.start(), found[0]
+            is_quoted ^= token == b'"'
+            if is_quoted or token == b'"' or token.startswith(b"\\"):
+                continue
+            depth += token in (b"[", b"{")
+            if is_over or (depth == 1 and token == b"{"):
+                raise IntegrityError("it is not one JSON array")
+            if depth == 1 and (token in (b",", b"]") or begin == 0):
+                element += chunk[last:at]
+                if not begin and element.strip().removeprefix(codecs.BOM_UTF8):
+                    raise IntegrityError("it is not one JSON array")
+                if begin and element.strip():
+                    yield begin + len(element) - len(element.lstrip()), bytes(element.strip())
+                element.clear()
+                last, begin = at + 1, offset + at + 1
+            is_over = depth == 1 and token == b"]"
+            depth -= token in (b"]", b"}")
+        element += chunk[last:] if depth else b""
+        del element[longest + 2 :]
+        offset += len(chunk)
+    if not is_over:
+        raise IntegrityError("its JSON array has no end" if begin else "it is not one JSON array")
+
+
+def pieces_of(
+    text: BinaryIO, longest: int, border: int | None = None, *, begin: int = 0
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset in bytes, content) of each piece of a text, cut at a paragraph or a line where there is one.
+
+    A piece has at most `longest` bytes, and a character's rest where the piece ends at `border`: no piece lies on both
+    sides of it, and none begins or ends within a UTF-8 character.
+    """
+    offset, held = begin, b""
+    while held := held + text.read(longest + _LONGEST_CHARACTER_BYTES - len(held)):
+        to_border = border - offset if border is not None else 0
+        if 0 < to_border <= longest:
+            end = next((at for at in range(to_border, len(held)) if _is_start(held[at])), len(held))
+        else:
+            end = _end_of_piece(held, longest)
+        yield offset, held[:end]
+        offset, held = offset + end, held[end:]
+
+
+def _end_of_piece(held: bytes, longest: int) -> int:
+    if len(held) <= longest:
+        return len(held)
+    for mark in _PARAGRAPHS_AND_LINES:
+        if (found := held.rfind(mark, longest // 2, longest)) >= 0:
+            return found + len(mark)
+    ends = range(longest, longest - _LONGEST_CHARACTER_BYTES, -1)
+    return next((end for end in ends if _is_start(held[end])), longest)
+
+
+def _is_start(byte: int) -> bool:
+    return byte & 0xC0 != 0x80
