@@ -130,7 +130,11 @@ def inspect_token_file(path: Path, dtype: str = "") -> TokenFile:
     if head.startswith(_NPY):
         found = _read_npy(path)
     elif int.from_bytes(head[:4], "little") in _LLM_C:
-        found = _read_llm_c(path, head)
+        magic, version, tokens = struct.unpack("<3i", head[:12].ljust(12, b"\0"))
+        known, kind = _LLM_C[magic]
+        if version != known:
+            raise InvalidCorpus(f"{path}: version {version} of llm.c's format {magic}; only {known} is read")
+        found = TokenFile(path=path, dtype=kind, header_bytes=LLM_C_HEADER_BYTES, tokens=max(0, tokens))
     elif path.suffix == ".bin" and (index := _index_beside(path)) is not None:
         found = _read_index(path, index)
     else:
@@ -154,14 +158,6 @@ def _read_npy(path: Path) -> TokenFile:
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype.str.startswith(">"):
         raise InvalidCorpus(f"{path}: a .npy file of shape {array.shape} and type {array.dtype.str}; rule: {rule}")
     return TokenFile(path=path, dtype=array.dtype, header_bytes=array.offset, tokens=array.size)
-
-
-def _read_llm_c(path: Path, head: bytes) -> TokenFile:
-    magic, version, tokens = struct.unpack("<3i", head[:12].ljust(12, b"\0"))
-    known, dtype = _LLM_C[magic]
-    if version != known:
-        raise InvalidCorpus(f"{path}: version {version} of llm.c's format {magic}; only {known} is read")
-    return TokenFile(path=path, dtype=dtype, header_bytes=LLM_C_HEADER_BYTES, tokens=max(0, tokens))
 
 
 def _index_beside(path: Path) -> NDArray[np.uint8] | None:

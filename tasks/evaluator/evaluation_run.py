@@ -193,9 +193,6 @@ def record_evaluation(
     not run and recorded as failed.
     """
     measure = measure or partial(evaluator_process.run_evaluator, stopping=stopping, note=asked.note)
-    if problem := refuse_command(asked.plan.suite, os.environ):
-        refusal = evaluator_process.Outcome(result=b"", problem=problem, refused=True)
-        measure = lambda spec, timeout_seconds: refusal  # noqa: E731
     log.refresh()
     while (known := asked.known(log.state)) is None:
         if not asked.on_request and (failed := asked.failed(log.state)) and not asked.may_retry(log.state):
@@ -234,7 +231,10 @@ def _measure_once(
             folder=folder,
             source_sha256=log.state.opened.initial_source_sha256 if log.state.opened else None,
         )
-        outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
+        if refusal := refuse_command(plan.suite, os.environ):
+            outcome = evaluator_process.Outcome(result=b"", problem=refusal, refused=True)
+        else:
+            outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
     if outcome.problem and (fault := evaluator_fault(log.store, log.prefix, plan.faults, number)):
         outcome = replace(outcome, problem=failures.as_injected(outcome.problem, fault))
     body = _body(log, outcome, asked, started_at=started_at, seconds=monotonic() - started, pin_id=pin_id)

@@ -12,9 +12,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -86,8 +85,11 @@ def measure_held_out(
     counts = {name: len(of) if len(of) <= WHOLE_UP_TO * wanted else wanted for name, (of, wanted) in asked.items()}
     total = sum(counts.values())
     for name, (among, _) in asked.items():
-        told = partial(_note_windows, note, sum(map(len, losses.values())), total)
-        losses[name] = window_losses(opened.network, windows, count=counts[name], among=among, note=told)
+
+        def tell(measured: int, before: int = sum(map(len, losses.values()))) -> None:
+            note((before + measured) / total)
+
+        losses[name] = window_losses(opened.network, windows, count=counts[name], among=among, note=tell)
     manifest = opened.snapshot.manifest
     if isinstance(manifest.answers, msgspec.UnsetType):
         metrics = describe_losses(losses[METRIC], bytes_per_token=manifest.bytes_per_token("val"))
@@ -125,7 +127,16 @@ def run_command(suite: EvaluatorConfig, spec: EvaluationSpec) -> EvaluationResul
 
     Raises TaskError for a changed file of the suite, a command that fails, or other output than finite numbers.
     """
-    _check_files(suite)
+    for name, expected in (suite.files or {}).items():
+        path = Path(suite.folder) / name
+        try:
+            found = object_store.describe_file(path).sha256
+        except OSError as error:
+            raise TaskError(f"evaluator {suite.name}: {path}: cannot be read: {error}") from error
+        if found != expected:
+            problem = f"sha256 {found[:12]}, the suite has {expected[:12]}; it was edited"
+            remedy = "start the run's command again with its configuration, or name a suite file with --suite"
+            raise TaskError(f"evaluator {suite.name}: {path}: {problem}: {remedy}")
     environment = command_environment(os.environ, spec)
     program, model_dir = suite.command[0], environment["CAIRN_MODEL_DIR"]
     if "/" not in program:
@@ -204,19 +215,6 @@ def guard_group() -> "subprocess.Popen[bytes] | None":
     return start_helper(_GUARD, own_group=False)
 
 
-def _check_files(suite: EvaluatorConfig) -> None:
-    for name, expected in (suite.files or {}).items():
-        path = Path(suite.folder) / name
-        try:
-            found = object_store.describe_file(path).sha256
-        except OSError as error:
-            raise TaskError(f"evaluator {suite.name}: {path}: cannot be read: {error}") from error
-        if found != expected:
-            problem = f"sha256 {found[:12]}, the suite has {expected[:12]}; it was edited"
-            remedy = "start the run's command again with its configuration, or name a suite file with --suite"
-            raise TaskError(f"evaluator {suite.name}: {path}: {problem}: {remedy}")
-
-
 def _numbers(name: str, document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
     for key, value in document.items():
         where, number = f"{prefix}{key}", math.nan
@@ -235,6 +233,11 @@ def main() -> None:
     """Read the spec from stdin, and print the result as the last line on stdout."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+
+    def print_line(line: bytes) -> None:
+        out.write(line + b"\n")
+        out.flush()
+
     spec = EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
     faults = FaultPlan(open_store.open_store(spec.store_url), run_log.run_prefix(spec.run_id), spec.plan.faults)
     for kind in faults.due(spec.number, IN_EVALUATOR):
@@ -247,22 +250,13 @@ def main() -> None:
         if isinstance(plan.suite, EvaluatorConfig):
             result = _measure_by_command(spec, plan.suite)
         else:
-            result = measure_held_out(_open(spec, plan.device), plan.suite, partial(_print_share, out))
+            opened = _open(spec, plan.device)
+            result = measure_held_out(opened, plan.suite, lambda share: print_line(b"%.3f" % share))
     except TaskError as error:  # explains itself; any other exception needs its traceback
         print(error, file=sys.stderr, flush=True)
         os._exit(1)
-    out.write(msgspec.json.encode(result) + b"\n")
-    out.flush()
+    print_line(msgspec.json.encode(result))
     os._exit(0)
-
-
-def _note_windows(note: Callable[[float], object], before: int, total: int, measured: int) -> None:
-    note((before + measured) / total)
-
-
-def _print_share(out: IO[bytes], share: float) -> None:
-    out.write(f"{share:.3f}\n".encode())
-    out.flush()
 
 
 def _sample(opened: checkpoint_model.CheckpointModel, suite: Suite, prompt: str) -> str:
