@@ -188,11 +188,6 @@ def unknown_key(key: str, *, is_section: bool = False) -> str:
     return f"unknown key; `{command}` lists the keys"
 
 
-@cache
-def _secret_keys() -> frozenset[str]:
-    return frozenset(key for key, field, *_ in _fields(_schema(), "", {}) if field.get("writeOnly"))
-
-
 def _dotted(path: Sequence[str | int]) -> str:
     return ".".join(part for part in path if isinstance(part, str))
 
@@ -200,8 +195,8 @@ def _dotted(path: Sequence[str | int]) -> str:
 def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: object) -> Iterator[BrokenRule]:
     name, shown = _dotted(path), _cut(".".join(map(str, path))) or "the configuration"
     known = keys_by_name().get(name)
-    is_shown = not isinstance(value, Mapping) and name not in _secret_keys()
-    given = f"{shown} = {_cut(repr(value))}" if is_shown else shown
+    is_secret = any(key == name and field.get("writeOnly") for key, field, *_ in _fields(_schema(), "", {}))
+    given = shown if isinstance(value, Mapping) or is_secret else f"{shown} = {_cut(repr(value))}"
     if kind == "missing":
         required = [key for key in keys_by_name().values() if key.section == name and key.default == "required"]
         for key in [known] if known else required:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -48,6 +48,7 @@ _SKIPPED_FOLDERS = frozenset(
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
 
 OnBytes: TypeAlias = Callable[[int, int], None]
+_DECODER = codecs.getincrementaldecoder("utf-8")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -131,40 +132,33 @@ def _source(data: DataConfig, file: TextFile, *, sha256: str, text_bytes: int) -
 
 def _check(data: DataConfig, file: TextFile) -> Source:
     """Hash the file; a text whose end is held out must be UTF-8 (RFC 3629) and, unless a glob found it, not empty."""
-    text_bytes = 0
+    text_bytes, has_text = 0, False
     with _open_hashed(file) as (stream, hash_to_end):
         if file.unit == HELD_OUT_END:
-            text_bytes = _require_text(file, document_reader.decompress(stream, file.codec, file.bytes))
+            text, decoder = document_reader.decompress(stream, file.codec, file.bytes), _DECODER()
+            chunk = b" "
+            while chunk:
+                chunk = text.read(CHUNK_BYTES)
+                pending = len(decoder.getstate()[0])
+                try:
+                    decoder.decode(chunk, final=not chunk)
+                except UnicodeDecodeError as problem:
+                    byte, offset = problem.object[problem.start], text_bytes - pending + problem.start
+                    what = f"undecodable byte 0x{byte:02x} at offset {offset} ({problem.reason})"
+                    raise file.invalid(what, "UTF-8 text; convert the file, or leave it out") from problem
+                text_bytes, has_text = text_bytes + len(chunk), has_text or bool(chunk.strip())
         digest = hash_to_end()
-    if file.unit == HELD_OUT_END and not text_bytes:
-        file = replace(file, unit=EMPTY_FILE)
+    if file.unit == HELD_OUT_END and not has_text:
+        if not file.is_matched:
+            what = "the file holds only white space" if text_bytes else "the file is empty"
+            raise file.invalid(what, "every source has text; fill the file, or leave it out")
+        file, text_bytes = replace(file, unit=EMPTY_FILE), 0
     return _source(data, replace(file, bytes=stream.bytes), sha256=digest, text_bytes=text_bytes)
 
 
 def _describe_places(file: TextFile, offsets: Collection[int]) -> Mapping[int, str]:
     with _convert_errors(file), file.opener() as stream:
         return document_reader.describe_places(stream, file, offsets)
-
-
-def _require_text(file: TextFile, text: BinaryIO) -> int:
-    """Return the size of the text in bytes; 0 for none in a file that a glob found."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    size_bytes, has_text, chunk = 0, False, b" "
-    while chunk:
-        chunk = text.read(CHUNK_BYTES)
-        pending = len(decoder.getstate()[0])
-        try:
-            decoder.decode(chunk, final=not chunk)
-        except UnicodeDecodeError as problem:
-            offset = size_bytes - pending + problem.start
-            what = f"undecodable byte 0x{problem.object[problem.start]:02x} at offset {offset} ({problem.reason})"
-            raise file.invalid(what, "UTF-8 text; convert the file, or leave it out") from problem
-        size_bytes += len(chunk)
-        has_text = has_text or bool(chunk.strip())
-    if not has_text and not file.is_matched:
-        what = "the file is empty" if size_bytes == 0 else "the file holds only white space"
-        raise file.invalid(what, "every source has text; fill the file, or leave it out")
-    return size_bytes if has_text else 0
 
 
 def _pieces(data: DataConfig, file: TextFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:

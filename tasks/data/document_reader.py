@@ -168,15 +168,14 @@ def describe_places(stream: BinaryIO, file: TextFile, offsets: Collection[int]) 
             header = decompress(stream, file.codec, file.bytes).readline(CHUNK_BYTES).decode("utf-8-sig", "replace")
             columns = f", columns {_quoted(next(csv.reader([header], delimiter=_DELIMITERS[file.format]), []))}"
         return {at: f"row {at + 1}{columns}" if file.unit == ROW else f"byte {at}" for at in offsets}
-    text, left, found = decompress(stream, file.codec, file.bytes), {*offsets}, dict[int, str]()
+    text, found, last = decompress(stream, file.codec, file.bytes), dict[int, str](), max(offsets, default=-1)
     for number, (begin, line) in enumerate(lines_of(text, LONGEST_LINE_BYTES, skip_mark(text)), 1):
-        if begin in left:
+        if begin in offsets:
             fields = _parse_leniently(line)
             found[begin] = f"line {number}" + (f", fields {_quoted(fields)}" if fields else "")
-            left.remove(begin)
-        if not left:
+        if begin >= last:
             break
-    return found | {at: f"byte {at}" for at in left}
+    return {at: f"byte {at}" for at in offsets} | found
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -309,17 +308,16 @@ class _Reader:
             raise pa.ArrowInvalid("a quote is open to its end, so that the last row holds all that comes after it")
 
     def table(self, file: BinaryIO) -> Iterator[Piece]:
+        batches = read_parquet(file, conversation.FIELDS if self.data.loss_on else [self.data.text_field])
+        schema = next(batches).schema
+        count = int(schema.metadata[ROWS])
         if self.data.loss_on:
-            batches = read_parquet(file, conversation.FIELDS)
-            schema = next(batches).schema
             found = chain.from_iterable(batch.to_pylist() for batch in batches)
-            rows = enumerate(found if schema.names else repeat(dict[str, Any](), int(schema.metadata[ROWS])))
+            rows = enumerate(found if schema.names else repeat(dict[str, Any](), count))
             as_text = partial(json.dumps, default=lambda content: content.decode("utf-8", "surrogateescape"))
             yield from self.conversations((row, as_text(values).encode()) for row, values in rows)
             return
-        batches = read_parquet(file, [self.data.text_field])
-        schema = next(batches).schema
-        values: Iterable[object] = repeat(schema.types[0] if schema.names else None, int(schema.metadata[ROWS]))
+        values: Iterable[object] = repeat(schema.types[0] if schema.names else None, count)
         if schema.types == [pa.large_binary()]:
             values = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
         for row, value in enumerate(values):
