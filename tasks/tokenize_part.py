@@ -10,15 +10,14 @@ from prefect import task
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots import data_snapshot
-from cairn.storage.stores import codec, object_store
+from cairn.storage.stores import codec
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import corpus, snapshot_build, snapshot_writer, text_ranges
 from cairn.tasks.data.document import InvalidCorpus
 
 
 @task(name="tokenize-part", task_run_name="tokenize-part {part} of {of}", persist_result=False)
-def tokenize_part(
-    part: int, of: int, data: DataConfig, base_dir: Path, cache_dir: Path, store: object_store.ObjectStore
-) -> str:
+def tokenize_part(part: int, of: int, data: DataConfig, base_dir: Path, cache_dir: Path, store: ObjectStore) -> str:
     """Tokenize the ranges of part 1 to `of` of a text that are not intact in the store; returns how many they are.
 
     Relative paths of `data` start at `base_dir`; a killed process goes on from `cache_dir`. Raises InvalidCorpus.
