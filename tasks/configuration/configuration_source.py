@@ -214,7 +214,13 @@ class _Layers:
         self, document: Mapping[str, Any], overrides: Sequence[str], environment: Mapping[str, str], name: str
     ) -> None:
         self.document, self.origins, self._name = deepcopy(dict(document)), dict[str, str](), name
-        _refuse_single_underscores(environment)
+        sections = tuple(f"CAIRN_{section.upper()}_" for section in RunConfig.model_fields)
+        single = {variable for variable in environment if variable.startswith(sections) and "__" not in variable}
+        for known in keys_by_name().values() if single else ():  # making that list takes a while
+            right = f"CAIRN_{known.key.upper().replace('-', '_').replace('.', '__')}"
+            if known.section and (wrong := right.replace("__", "_")) in single:
+                advice = f"did you mean {right}? Two underscores end a section"
+                raise InvalidConfiguration(f"{wrong}: sets nothing; {advice}")
         for variable, value in sorted(environment.items()):
             if variable.startswith("CAIRN_") and "__" in variable:
                 self._put(variable.removeprefix("CAIRN_").lower().split("__"), value, origin=variable)
@@ -258,15 +264,6 @@ class _Layers:
         except tomllib.TOMLDecodeError:
             section[keys[-1]] = text
         self.origins[".".join(keys)] = origin
-
-
-def _refuse_single_underscores(environment: Mapping[str, str]) -> None:
-    sections = tuple(f"CAIRN_{name.upper()}_" for name in RunConfig.model_fields)
-    single = {name for name in environment if name.startswith(sections) and "__" not in name}
-    for key in keys_by_name().values() if single else ():  # making that list takes a while
-        right = f"CAIRN_{key.key.upper().replace('-', '_').replace('.', '__')}"
-        if key.section and (wrong := right.replace("__", "_")) in single:
-            raise InvalidConfiguration(f"{wrong}: sets nothing; did you mean {right}? Two underscores end a section")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

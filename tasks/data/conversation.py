@@ -41,12 +41,16 @@ def render_rows(rows: Iterable[tuple[int, bytes]], template: ChatTemplate | None
 
 
 def encode_documents(tokenizer: Tokenizer, documents: Sequence[Document], *, has_answers: bool) -> EncodedTexts:
-    """Return the tokens of documents; raises InvalidCorpus that names one that cannot be encoded."""
+    """Return the tokens of documents; raises InvalidCorpus that names one that cannot be encoded.
+
+    Rendered conversations are encoded as `transformers` does; a token is an answer's if one of its characters is.
+    """
+    texts = [document.text for document in documents]
     try:
-        if has_answers:
-            return _encode_conversations(tokenizer, documents)
-        ids, counts = tokenizer.encode_flat([document.text for document in documents])
-        return ids, counts, np.zeros(len(ids), dtype=np.bool_)
+        if not has_answers:
+            ids, counts = tokenizer.encode_flat(texts)
+            return ids, counts, np.zeros(len(ids), dtype=np.bool_)
+        encodings = tokenizer.encode_spelled(texts)
     except InvalidInput as error:
         if len(documents) > 1:  # one of them is named
             for document in documents:
@@ -55,17 +59,12 @@ def encode_documents(tokenizer: Tokenizer, documents: Sequence[Document], *, has
         where = f"{documents[0].source}, offset {documents[0].offset_bytes}"
         rule = "text that it knows. Take another data.tokenizer, or leave the text out"
         raise InvalidCorpus(f"data.sources: {where}: {error}; rule: {rule}") from error
-
-
-def _encode_conversations(tokenizer: Tokenizer, documents: Sequence[Document]) -> EncodedTexts:
-    """Encode rendered conversations as `transformers` does; a token is an answer's if one of its characters is."""
-    encodings = tokenizer.encode_spelled([document.text for document in documents])
     counts = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
     masks = [np.zeros(count, dtype=np.bool_) for count in counts]
     for document, encoding, mask in zip(documents, encodings, masks, strict=True):
         begin, end = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T  # (n, 2) -> 2 x (n,)
         for first, stop in document.answers:
             mask |= (begin < stop) & (end > first) & (begin < end)
-    ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
-    joined = np.concatenate([np.zeros(0, dtype=np.bool_), *masks])
-    return np.fromiter(ids, dtype=np.uint32, count=int(counts.sum())), counts, joined
+    joined = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
+    mask = np.concatenate([np.zeros(0, dtype=np.bool_), *masks])
+    return np.fromiter(joined, dtype=np.uint32, count=int(counts.sum())), counts, mask

@@ -169,9 +169,8 @@ def _read_metrics(name: str, child: "subprocess.Popen[bytes]") -> dict[str, floa
         printed = child.stdout.read(MOST_PRINTED_BYTES + 1)
     if len(printed) > MOST_PRINTED_BYTES:
         raise TaskError(f"evaluator {name} printed nonsense: more than {MOST_PRINTED_BYTES:,} bytes on stdout")
-    code = child.wait()
-    if code != 0:
-        raise TaskError(f"evaluator {name} exited with {code}: {stderr.last_line()}")
+    if child.wait() != 0:
+        raise TaskError(f"evaluator {name} exited with {child.returncode}: {stderr.last_line()}")
     return parse_metrics(name, printed)
 
 

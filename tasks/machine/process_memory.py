@@ -110,14 +110,16 @@ def peak_rss_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
 
 def memory_limit_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
     """Return the smallest of the control groups' limits, the address space limit and the machine's memory."""
-    limits = [_address_space_limit(pid, root), _number(root / "proc/meminfo", "MemTotal:", unit_bytes=1024)]
+    limits = [_number(root / f"proc/{pid}/limits", "Max address space")]
+    limits.append(_number(root / "proc/meminfo", "MemTotal:", unit_bytes=1024))
     limits += [_number(folder / name) for folder in _group_folders(pid, root) for name in _LIMITS]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def available_memory_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
     """Return the memory left for a child of `pid` in machine and control groups; reclaimable pages are free."""
-    rooms = [_number(root / "proc/meminfo", "MemAvailable:", unit_bytes=1024), _address_space_limit(pid, root)]
+    rooms = [_number(root / f"proc/{pid}/limits", "Max address space")]
+    rooms.append(_number(root / "proc/meminfo", "MemAvailable:", unit_bytes=1024))
     for folder in _group_folders(pid, root):
         for limit, use in _LIMITS.items():
             if (most := _number(folder / limit)) is not None:
@@ -151,10 +153,6 @@ def _inside(mount: Path, path: str) -> tuple[Path, Path]:
     # In a container the mount itself may be its group, while the path is still the host's.
     folder = mount.joinpath(*PurePosixPath(path).parts[1:])
     return (mount, mount) if ".." in path or not folder.is_dir() else (mount, folder)
-
-
-def _address_space_limit(pid: int, root: Path) -> int | None:
-    return _number(root / "proc" / str(pid) / "limits", "Max address space")
 
 
 def _number(path: Path, beginning: str = "", unit_bytes: int = 1) -> int | None:
