@@ -124,18 +124,16 @@ def split_of(content_sha256: str, val_fraction: float) -> SplitName:
     return "val" if int(content_sha256[:16], 16) < val_fraction * 2.0**64 else "train"
 
 
-def require_both_splits(
-    train_documents: int, val_documents: int, data: DataConfig, rejected: RejectedRow | None = None
-) -> None:
-    """Raise InvalidCorpus if a split is empty; without any document for the reason that `rejected` gives."""
-    if train_documents and val_documents:
+def require_both_splits(train: int, val: int, data: DataConfig, rejected: RejectedRow | None = None) -> None:
+    """Raise InvalidCorpus if a split has no document; if none has, for the reason that `rejected` gives."""
+    if train and val:
         return
-    if rejected is not None and not train_documents + val_documents:
+    if rejected is not None and not train + val:
         first = f"{rejected.source}, offset {rejected.offset_bytes}: {rejected.kind}: {rejected.detail}"
         rule = "the text is UTF-8, of a line of JSON the field data.text_field"
         raise InvalidCorpus(f"data.sources: no document can be used; the first: {first}; rule: {rule}")
-    empty, remedy = ("val", "raise") if train_documents else ("train", "lower")
-    none = f"none of the {train_documents + val_documents} documents fell into the {empty} split"
+    empty, remedy = ("val", "raise") if train else ("train", "lower")
+    none = f"none of the {train + val} documents fell into the {empty} split"
     if data.val_sources:
         raise InvalidCorpus(f"data.val_sources: {none}; rule: they hold out a part of the text. Name other files")
     raise InvalidCorpus(

@@ -233,9 +233,7 @@ def elements_of(stream: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
         raise IntegrityError("its JSON array has no end" if begin else "it is not one JSON array")
 
 
-def pieces_of(
-    text: BinaryIO, longest: int, border: int | None = None, *, begin: int = 0
-) -> Iterator[tuple[int, bytes]]:
+def pieces_of(text: BinaryIO, longest: int, border: int | None = None, begin: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield (offset in bytes, content) of each piece of a text, cut at a paragraph or a line where there is one.
 
     A piece has at most `longest` bytes, and a character's rest where the piece ends at `border`: no piece lies on both

@@ -162,9 +162,7 @@ class _Import:
         )
 
 
-def _documents(
-    tokens: NDArray[Any], end_of_text_id: int, document_ends: NDArray[np.int64]
-) -> Iterator[tuple[int, int, bool]]:
+def _documents(tokens: NDArray[Any], end_of_text_id: int, index: NDArray[np.int64]) -> Iterator[tuple[int, int, bool]]:
     """Yield start and stop of each document, and whether the index ends it there.
 
     It ends after its end of text, where the index says, at `DOCUMENT_TOKENS`, or with the file.
@@ -173,7 +171,7 @@ def _documents(
     for first in range(0, len(tokens), _PEEK_TOKENS):
         last = min(first + _PEEK_TOKENS, len(tokens))
         marked = np.flatnonzero(tokens[first:last] == end_of_text_id) + first + 1
-        indexed = document_ends[slice(*np.searchsorted(document_ends, (first, last), side="right"))]
+        indexed = index[slice(*np.searchsorted(index, (first, last), side="right"))]
         ends = np.union1d(marked, indexed)
         stops = np.union1d(ends, last) if last == len(tokens) else ends
         for stop, is_indexed in zip(stops.tolist(), np.isin(stops, indexed).tolist(), strict=True):

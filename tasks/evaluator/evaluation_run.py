@@ -32,6 +32,7 @@ from cairn.tasks.evaluator import curve_reader, evaluator_process
 from cairn.tasks.machine.placement import pid_namespace, this_placement
 from cairn.tasks.policy import budgets, curve_verdict, failures
 
+Recorded = EvaluationRecorded | run_entries.EvaluationFailed
 Measure = Callable[[bytes, float], evaluator_process.Outcome]
 _POLL_SECONDS = 0.5
 COMMANDS, ALLOWED, LOGGED = "CAIRN_EVALUATOR_COMMANDS", "allow", "log"
@@ -184,7 +185,7 @@ def record_evaluation(
     clock: Callable[[], datetime] = log_entry.utc_now,
     monotonic: Callable[[], float] = time.monotonic,
     measure: Measure | None = None,
-) -> EvaluationRecorded | run_entries.EvaluationFailed:
+) -> Recorded:
     """Return the recorded evaluation, measuring the checkpoint if there is none; a failed evaluator does not raise.
 
     A failed evaluator is retried within its budget, after its back-off; if the budget was spent before and nobody
@@ -213,7 +214,7 @@ def _measure_once(
     measure: Measure,
     clock: Callable[[], datetime],
     monotonic: Callable[[], float],
-) -> EvaluationRecorded | run_entries.EvaluationFailed:
+) -> Recorded:
     reference, plan = asked.reference, asked.plan
     pin_id = pin_for_evaluation(log, reference, plan, during_attempt=asked.during_attempt)
     if pin_id is None:
@@ -259,9 +260,7 @@ def evaluation_folder(parent: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _body(
-    log: run_log.RunLog, outcome: evaluator_process.Outcome, asked: Measurement, **common: Any
-) -> EvaluationRecorded | run_entries.EvaluationFailed:
+def _body(log: run_log.RunLog, outcome: evaluator_process.Outcome, asked: Measurement, **common: Any) -> Recorded:
     reference, plan = asked.reference, asked.plan
     common |= {"step": reference.step, "manifest_sha256": reference.manifest_sha256, "data_snapshot": plan.snapshot_id}
     common |= {"suite": plan.suite.name, "suite_sha256": plan.suite.sha256}
@@ -286,8 +285,8 @@ def _body(
 
 
 def _unless_recorded(
-    body: EvaluationRecorded | run_entries.EvaluationFailed, asked: Measurement, state: run_state.RunState
-) -> EvaluationRecorded | run_entries.EvaluationFailed | run_entries.CheckpointUnpinned | None:
+    body: Recorded, asked: Measurement, state: run_state.RunState
+) -> Recorded | run_entries.CheckpointUnpinned | None:
     record, manifest_sha256 = state.find_live(asked.reference.prefix), asked.reference.manifest_sha256
     if isinstance(body, run_entries.EvaluationFailed) and (record is None or not record.is_committed):
         return None  # its pin had ended and the bytes were deleted, so the evaluator is not at fault
