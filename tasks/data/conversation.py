@@ -1,6 +1,5 @@
 """Has a child process make text of conversations, and encodes it."""
 
-import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -65,6 +64,5 @@ def encode_documents(tokenizer: Tokenizer, documents: Sequence[Document], *, has
         begin, end = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T  # (n, 2) -> 2 x (n,)
         for first, stop in document.answers:
             mask |= (begin < stop) & (end > first) & (begin < end)
-    joined = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
-    mask = np.concatenate([np.zeros(0, dtype=np.bool_), *masks])
-    return np.fromiter(joined, dtype=np.uint32, count=int(counts.sum())), counts, mask
+    ids = np.concatenate([np.zeros(0, dtype=np.uint32), *(np.array(one.ids, dtype=np.uint32) for one in encodings)])
+    return ids, counts, np.concatenate([np.zeros(0, dtype=np.bool_), *masks])

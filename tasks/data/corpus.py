@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import IntegrityError
-from cairn.storage.snapshots.snapshot_manifest import SplitName
 from cairn.storage.stores import codec
 from cairn.tasks.data import document_reader, source_files
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, make_document
@@ -68,7 +67,7 @@ def find_sources(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
     group_of = dict(zip(entries, data.source_names if data.weights else [""] * len(entries), strict=True))
     sources = list[Source]()
     for name in [name for name in group_of if name.startswith("python:")]:
-        sources.append(_built_in_source(name, group_of.pop(name), data.placed(name)))
+        sources.append(_built_in_source(data, name, group_of.pop(name)))
     files = source_files.find_files(data, group_of, base_dir)
     texts = sum(file.unit == WHOLE_FILE for file in files)
     unit = WHOLE_FILE
@@ -101,10 +100,10 @@ def preview_corpus(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
     return check_sources(found) if sum(source.bytes for source in found) <= PREVIEW_BYTES else found
 
 
-def _built_in_source(name: str, group: str, placed: SplitName | None) -> Source:
+def _built_in_source(data: DataConfig, name: str, group: str) -> Source:
     """Return the source of this name, its documents in the split that the configuration says, if it says one."""
     source = replace(open_python_source(name), group=group)
-    if placed is None:
+    if not (placed := data.placed(name)):
         return source
     return replace(source, placed=placed, pieces=lambda: (replace(item, placed=placed) for item in source.documents()))
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
@@ -49,7 +48,7 @@ class Document:
 
 
 DUPLICATE_DETAIL = "the same text as an earlier document, sha256 "
-Piece: TypeAlias = Document | RejectedRow
+Piece = Document | RejectedRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -53,7 +51,7 @@ class BuildProgress:
     documents: int
 
 
-ProgressListener: TypeAlias = Callable[[BuildProgress], None]
+ProgressListener = Callable[[BuildProgress], None]
 
 
 def ignore_progress(progress: BuildProgress) -> None:
@@ -254,7 +252,10 @@ class _Build:
             require_usable(survey, data)
             return survey, tokenizer
         sample = None if self.tokenizer else document.TextSample(data.tokenizer_bytes)
-        report = partial(self._report, BuildStage.SURVEYING, self._stored_bytes)
+
+        def report(done: int, documents: int) -> None:
+            self._report(BuildStage.SURVEYING, self._stored_bytes, done, documents)
+
         survey = survey_corpus(self.sources, data.val_fraction, sample, deduplicate=data.deduplicate, on_text=report)
         require_usable(survey, data)
         if (chosen := self.tokenizer) is None:

@@ -9,7 +9,6 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def find_ranges(
     """Return the ranges of a corpus; all of it as one if the store has parts of none."""
     ranges = list(cut_ranges(sources).values()) if tokenizer else []
     ids = [parts_id(data, one, tokenizer) for one in ranges]
-    parts = list(object_store.ask_each(store, partial(data_snapshot.find_parts, store), ids))
+    parts = list(object_store.ask_each(store, lambda one: data_snapshot.find_parts(store, one), ids))
     if all(found is None for found in parts):
         return [TextRange(sources=sources, id=parts_id(data, sources, tokenizer))]
     return [TextRange(sources=tuple(one), id=i, parts=found) for one, i, found in zip(ranges, ids, parts, strict=True)]

@@ -13,7 +13,6 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -86,7 +85,7 @@ def enter_boundary() -> str:
         environment, limits = f"/proc/{outside}/environ", resource.getrlimit(resource.RLIMIT_CORE)
         read = Path(environment).read_bytes
         name = next((name for name, enter in ways.items() if enter() and is_refused(read)), "none")
-        is_whole = refuse_signals() and is_refused(partial(resource.prlimit, outside, resource.RLIMIT_CORE, limits))
+        is_whole = refuse_signals() and is_refused(lambda: resource.prlimit(outside, resource.RLIMIT_CORE, limits))
     return name if is_whole or name == "none" else f"{name}, partial"
 
 

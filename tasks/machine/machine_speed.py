@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def numerics_beside(
 ) -> Iterator[Callable[[], NumericsChoice]]:
     """Compute `numerics_here` in a thread while the block runs; the yielded function waits for the result."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="mode") as beside:
-        yield beside.submit(partial(numerics_here, training, model, folder, ask=ask)).result
+        yield beside.submit(numerics_here, training, model, folder, ask=ask).result
 
 
 def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -> MachineSpeed:
