@@ -243,11 +243,8 @@ class _Layers:
 
     def _origin(self, rule: BrokenRule) -> str:
         """Return the overlay that set the key, or one that the broken rule of its section names; else the document."""
-        named = (
-            origin
-            for key, origin in self.origins.items()
-            if key.startswith(f"{rule.key}.") and (rule.unknown or f"{key.rpartition('.')[2]}=" in rule.text)
-        )
+        within = ((key, origin) for key, origin in self.origins.items() if key.startswith(f"{rule.key}."))
+        named = (origin for key, origin in within if rule.unknown or f"{key.rpartition('.')[2]}=" in rule.text)
         return self.origins.get(rule.key) or next(named, self._name)
 
     def _put(self, keys: Sequence[str], text: str, *, origin: str) -> None:

@@ -14,9 +14,7 @@ from cairn.tasks.configuration.run_configuration import FROZEN_SECTIONS, RunConf
 from cairn.tasks.configuration.synonyms import ALIKE, find_advice, find_alike, likeness, words_for
 
 _MOST_CHARACTERS = 80
-_UNIT_SUFFIXES = {"gpu_seconds": "device seconds"} | {
-    name: name for name in ("seconds", "bytes", "steps", "tokens", "nats")
-}
+_UNITS = {"gpu_seconds": "device seconds", **{name: name for name in ("seconds", "bytes", "steps", "tokens", "nats")}}
 """Ends of key names, with the unit that each means."""
 _NUMBERS = {"boolean": "true or false", "integer": "a whole number", "number": "a number"}
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaximum": "below", "maximum": "at most"}
@@ -66,7 +64,7 @@ def keys_by_name() -> Mapping[str, ConfigurationKey]:
         if _reference(field) or field.get("internal"):
             continue
         section, _, name = key.partition(".")
-        unit = next((unit for suffix, unit in _UNIT_SUFFIXES.items() if name.endswith(f"_{suffix}")), "")
+        unit = next((unit for suffix, unit in _UNITS.items() if name.endswith(f"_{suffix}")), "")
         keys[key] = ConfigurationKey(
             key=key,
             meaning=" ".join(field["description"].split()),

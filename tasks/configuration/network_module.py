@@ -177,11 +177,9 @@ def _check_arguments(model: ModelConfig, declared: ast.arguments) -> dict[str, A
     given, every = model.arguments or {}, [*declared.args, *declared.kwonlyargs]
     defaults = [None] * (len(declared.args) - len(declared.defaults)) + [*declared.defaults, *declared.kw_defaults]
     taken = ", ".join(ast.unparse(one) for one in every) or "nothing"
-    wrong = [
-        f"model.{name} = {value!r}: {model.module} has no such argument; it takes {taken}"
-        for name, value in given.items()
-        if name not in {one.arg for one in every}
-    ]
+    unknown = [name for name in given if name not in {one.arg for one in every}]
+    rule = f"{model.module} has no such argument; it takes {taken}"
+    wrong = [f"model.{name} = {given[name]!r}: {rule}" for name in unknown]
     arguments = dict[str, Any]()
     for parameter, default in zip(every, defaults, strict=True):
         name, text = parameter.arg, ast.unparse(parameter)

@@ -136,20 +136,17 @@ class RunConfig(Section, use_attribute_docstrings=True):
             value = getattr(self.training, key)
             if value and value == of_ours.get(key, value):
                 raise ValueError(f"training.{key} = {value!r} is only for the networks that Cairn has; leave it out")
-        if self.model.module and self.data.loss_on:
-            raise ValueError(
-                f"data.loss_on = {self.data.loss_on!r} is only for the networks that Cairn has; leave it out"
-            )
+        loss_on = self.data.loss_on
+        if self.model.module and loss_on:
+            raise ValueError(f"data.loss_on = {loss_on!r} is only for the networks that Cairn has; leave it out")
         return self
 
     @model_validator(mode="after")
     def _gates_have_their_suites(self) -> Self:
         known = ["", self.evaluation.name, *(item.name for item in self.evaluation.evaluators if item.required)]
         for suite in (gate.suite for gate in self.promotion.gates if gate.suite not in known):
-            names = ", ".join(known[1:])
-            raise ValueError(
-                f"promotion.gates: suite {suite!r} measures no candidate; name one of {names}, or require it"
-            )
+            remedy = f"name one of {', '.join(known[1:])}, or require it"
+            raise ValueError(f"promotion.gates: suite {suite!r} measures no candidate; {remedy}")
         return self
 
     def document(self) -> dict[str, Any]:

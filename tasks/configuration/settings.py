@@ -10,13 +10,8 @@ from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Po
 from cairn.storage.stores import codec, redaction
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Name = Annotated[
-    str,
-    Field(
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
-        json_schema_extra={"rule": "a name of letters, digits, '_', '.' and '-' that begins with none of the last two"},
-    ),
-]
+_NAME_RULE = "a name of letters, digits, '_', '.' and '-' that begins with none of the last two"
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", json_schema_extra={"rule": _NAME_RULE})]
 METRIC = "val_loss"
 """The held-out loss in an evaluation's metrics, by which checkpoints are ranked, promoted and stopped."""
 SUITE_KEYS = ("name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed", "evaluators")
@@ -305,10 +300,9 @@ class CostConfig(Section, use_attribute_docstrings=True):
 
     gpu_hour_price: NotNegativeNumber | None = None
     """price of one device for an hour; not set: no costs are shown"""
-    currency: Annotated[
-        str,
-        Field(pattern=r"^[^\W\d_]{1,8}$|^[$€£¥]$", json_schema_extra={"rule": "up to 8 letters, or one of $ € £ ¥"}),
-    ] = "USD"
+    currency: str = Field(
+        "USD", pattern=r"^[^\W\d_]{1,8}$|^[$€£¥]$", json_schema_extra={"rule": "up to 8 letters, or one of $ € £ ¥"}
+    )
     """currency of the price"""
     limit: PositiveNumber | None = None
     """device hours, or money where there is a price, above which no further segment is trained"""
@@ -324,10 +318,9 @@ class NotifyConfig(Section, use_attribute_docstrings=True):
     """command of this machine that reads each notice as JSON from standard input"""
     webhook: SecretStr = SecretStr("")
     """address that each notice is posted to as JSON"""
-    block: Annotated[
-        str,
-        Field(pattern=r"^([a-z0-9-]+/[a-z0-9-]+)?$", json_schema_extra={"rule": "type/name, as Prefect lists blocks"}),
-    ] = ""
+    block: str = Field(
+        "", pattern=r"^([a-z0-9-]+/[a-z0-9-]+)?$", json_schema_extra={"rule": "type/name, as Prefect lists blocks"}
+    )
     """notification block of the Prefect server, such as slack-webhook/team"""
     timeout_seconds: Seconds = 10.0
     """how long the command or the webhook may take for one notice"""

@@ -53,19 +53,14 @@ def keep_numerics(config: run_configuration.RunConfig, opened: Mapping[str, Any]
 def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the keys that two documents do not agree on, in order, with both values; one that lacks it is absent."""
     first, second = flatten(before), flatten(now)
-    return {
-        key: (first.get(key, "(absent)"), second.get(key, "(absent)"))
-        for key in sorted(first.keys() | second.keys())
-        if first.get(key) != second.get(key)
-    }
+    differing = (key for key in sorted(first.keys() | second.keys()) if first.get(key) != second.get(key))
+    return {key: (first.get(key, "(absent)"), second.get(key, "(absent)")) for key in differing}
 
 
 def check_drift(opened: Mapping[str, Any], config: run_configuration.RunConfig, *, run_id: str) -> None:
     """Raise `ConfigDrift` with the difference when `config` would be another run than the opened one."""
-    lines = [
-        f"  {key}: run has {before!r}, this command has {now!r}"
-        for key, (before, now) in differing_keys(opened, config.frozen()).items()
-    ]
+    differing = differing_keys(opened, config.frozen()).items()
+    lines = [f"  {key}: run has {before!r}, this command has {now!r}" for key, (before, now) in differing]
     if lines:
         fork = f"go on from this one's newest checkpoint: cairn fork {run_id} NEW-RUN --set …"
         hint = f"these are frozen at run-opened; undo the change, start another run with --run-id, or {fork}"

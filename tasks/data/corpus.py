@@ -40,10 +40,8 @@ DOCSTRINGS = "python:docstrings"
 # Part of the content hash, which is of the source files: increase it when the extraction changes.
 _EXTRACTION_VERSION = 1
 # Tests, installed packages, and generated or machine-dependent files are not prose.
-_SKIPPED_FOLDERS = frozenset(
-    {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib-dynload", "__pycache__", "__phello__"}
-    | {"idlelib", "lib2to3", "pydoc_data", "turtledemo", "ensurepip"}
-)
+_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib-dynload", "__pycache__"}
+_SKIPPED_FOLDERS |= {"__phello__", "idlelib", "lib2to3", "pydoc_data", "turtledemo", "ensurepip"}
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
 
 OnBytes: TypeAlias = Callable[[int, int], None]

@@ -135,11 +135,9 @@ def require_both_splits(train: int, val: int, data: DataConfig, rejected: Reject
     none = f"none of the {train + val} documents fell into the {empty} split"
     if data.val_sources:
         raise InvalidCorpus(f"data.val_sources: {none}; rule: they hold out a part of the text. Name other files")
-    raise InvalidCorpus(
-        f"data.val_fraction = {data.val_fraction}: {none}; rule: train and val each need at least one document. Add "
-        f"text, or {remedy} data.val_fraction, or lower data.max_document_bytes, or hold out the end of each text: "
-        'data.split = "end"'
-    )
+    rule = f"train and val each need at least one document. Add text, or {remedy} data.val_fraction, or lower "
+    rule += 'data.max_document_bytes, or hold out the end of each text: data.split = "end"'
+    raise InvalidCorpus(f"data.val_fraction = {data.val_fraction}: {none}; rule: {rule}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -296,13 +296,11 @@ def _count_inner_ends(batch: pa.RecordBatch, end_of_text_id: int) -> int:
     """Return the end marks within conversations; InvalidCorpus for others, and for a document that ends without one."""
     ids, ends = batch.column("ids"), batch.column("ends").to_numpy(zero_copy_only=False)
     marks, last = np.flatnonzero(ids.values.to_numpy() == end_of_text_id), ids.offsets.to_numpy()[1:][ends] - 1
-    inner, has_answers = len(marks) - len(last), "answers" in batch.schema.names
+    inner, has_answers, where = len(marks) - len(last), "answers" in batch.schema.names, batch.column("source")[0]
     if has_answers and not batch.column("answers").offsets.equals(ids.offsets):
-        raise InvalidCorpus(
-            f"data.sources: {batch.column('source')[0]}: a part has other answers than tokens; delete it"
-        )
+        raise InvalidCorpus(f"data.sources: {where}: a part has other answers than tokens; delete it")
     if not np.isin(last, marks).all() or (inner and not has_answers):
-        where, problem = batch.column("source")[0], f"{len(marks)} end marks for {ends.sum()} documents"
+        problem = f"{len(marks)} end marks for {ends.sum()} documents"
         rule = "one each, at its end. Take another data.tokenizer"
         raise InvalidCorpus(f"data.sources: {where}: {problem}; rule: {rule}")
     return inner

@@ -83,10 +83,8 @@ def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: Tok
         raise InvalidCorpus(f"{snapshot.snapshot_id[:12]}: holds conversations, of which answers count; rule: {rule}")
     shards = {split: [shard.tokens() for shard in snapshot.shards(split)] for split in SPLITS}
     folder.mkdir(parents=True, exist_ok=True)
-    written = (
-        token_files.write_token_files(folder, split, shards[split], form, vocab_size=snapshot.manifest.vocab_size)
-        for split in SPLITS
-    )
+    size = snapshot.manifest.vocab_size
+    written = (token_files.write_token_files(folder, split, shards[split], form, vocab_size=size) for split in SPLITS)
     return tuple(chain.from_iterable(written))
 
 

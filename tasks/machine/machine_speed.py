@@ -143,9 +143,8 @@ def _card_texts(cards: Path) -> list[str]:
 def run_child(module: str, *arguments: str, given: bytes = b"", limit_seconds: float = _TIMEOUT_SECONDS) -> bytes:
     """Return what a module prints as a child that reads what is given; raises OSError or SubprocessError."""
     command, variables = child_process.child_command(module, *arguments), child_process.child_environment(os.environ)
-    return subprocess.run(
-        command, env=variables, input=given, capture_output=True, check=True, timeout=limit_seconds
-    ).stdout
+    done = subprocess.run(command, env=variables, input=given, capture_output=True, check=True, timeout=limit_seconds)
+    return done.stdout
 
 
 def main() -> None:

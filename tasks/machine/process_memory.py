@@ -71,11 +71,8 @@ class MemoryWatch:
             kills = self._count()
             self._forget_old_counts()
             before = self._counted[0][1] if self._counted else kills
-            return MemoryReading(
-                rss_bytes=sum(self._rss_bytes.values()) if self._rss_bytes else None,
-                limit_bytes=self._limit_bytes,
-                oom_kills=max(kills - before, 0),
-            )
+            used = sum(self._rss_bytes.values()) if self._rss_bytes else None
+            return MemoryReading(rss_bytes=used, limit_bytes=self._limit_bytes, oom_kills=max(kills - before, 0))
 
     def _count(self) -> int:
         return (_number(self._counter, "oom_kill ") or 0) if self._counter else 0
