@@ -65,11 +65,10 @@ def require_allowed(model: ModelConfig, allowed: Sequence[str]) -> None:
     if missing or not files:
         named = ", ".join(missing) or "one without files"
         every = ",".join(files.values())
-        raise InvalidConfiguration(
-            f"model.module = {model.module!r}: this machine runs code of a store only where its own configuration "
-            f"allows it, and not {named}; rule: a file given on this command line, or one whose sha256 is allowed. "
-            f"Give the configuration beside the file, or read it in the store and set CAIRN_CODE__ALLOW={every}"
-        )
+        problem = f"this machine runs code of a store only where its own configuration allows it, and not {named}"
+        rule = "a file given on this command line, or one whose sha256 is allowed"
+        remedy = f"Give the configuration beside the file, or read it in the store and set CAIRN_CODE__ALLOW={every}"
+        raise _refusal(model, f"{problem}; rule: {rule}. {remedy}")
 
 
 def keep_files(store: object_store.ObjectStore, model: ModelConfig, files: Mapping[str, bytes]) -> None:

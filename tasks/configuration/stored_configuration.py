@@ -13,12 +13,11 @@ from cairn.tasks.errors import ConfigDrift
 
 def parse_stored_configuration(document: Mapping[str, Any]) -> run_configuration.RunConfig:
     """Return it validated, without `MACHINE_KEYS`, evaluators marked as logged; `IntegrityError` names a bad key."""
-    said = {
-        name: {key: item for key, item in section.items() if f"{name}.{key}" not in run_configuration.MACHINE_KEYS}
-        if isinstance(section, Mapping)
-        else section
-        for name, section in document.items()
-    }
+    said = dict(document)
+    for name, given in document.items():
+        if isinstance(given, Mapping):
+            taken = {key: item for key, item in given.items() if f"{name}.{key}" not in run_configuration.MACHINE_KEYS}
+            said[name] = taken
     try:
         config = run_configuration.RunConfig.model_validate(said)
     except ValidationError as error:

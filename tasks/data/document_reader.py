@@ -288,19 +288,13 @@ class _Reader:
         from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, open_csv  # slow to import
 
         name = self.data.text_field
-        options: Any = {
-            "read_options": ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False),
-            "parse_options": ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            "convert_options": ConvertOptions(
-                include_columns=[name],
-                column_types={name: pa.large_binary()},
-                strings_can_be_null=False,
-                include_missing_columns=True,
-            ),
-        }
+        read = ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False)
+        parse = ParseOptions(delimiter=delimiter, newlines_in_values=True)
+        wanted: Any = {"include_columns": [name], "column_types": {name: pa.large_binary()}}
+        convert = ConvertOptions(**wanted, strings_can_be_null=False, include_missing_columns=True)
         quotes = list[int]()
         counted = WatchedStream(text, lambda content: quotes.append(content.count(b'"')))
-        batches = open_csv(pa.PythonFile(counted, mode="r"), **options)
+        batches = open_csv(pa.PythonFile(counted, mode="r"), read, parse, convert)
         values, value = chain.from_iterable(batch.column(0).to_pylist() for batch in batches), b""
         for row, value in enumerate(values):
             yield from self._value(row, value)

@@ -27,7 +27,7 @@ from cairn.tasks.data.document import InvalidCorpus
 MOST_DOCUMENT_BYTES = 64 << 20
 _MOST_TEMPLATE_BYTES = 2 << 20
 _CONFIG, _TOKENS, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
-_CORE_SECONDS = 120
+_LOADER, _CORE_SECONDS = "cairn.model.data.tokenizer_file", 120
 _REMEDY = "Take another tokenizer, or bytes, or bpe:<size>"
 _tried: set[str] = set()
 
@@ -40,9 +40,8 @@ def load_library_tokenizer(text: str) -> LibraryTokenizer:
             file.write(text.encode("utf-8", "surrogatepass"))
             file.seek(0)
             try:
-                with child_process.bounded_process(
-                    "cairn.model.data.tokenizer_file", file=file, remedy=_REMEDY, core_seconds=_CORE_SECONDS
-                ) as stdout:
+                limits: Any = {"remedy": _REMEDY, "core_seconds": _CORE_SECONDS}
+                with child_process.bounded_process(_LOADER, file=file, **limits) as stdout:
                     stdout.read()
             except IntegrityError as error:
                 where = "" if "tokenizer.json" in str(error) else "tokenizer.json: "

@@ -112,9 +112,8 @@ def find_by_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any]) -
         manifest = read_manifest(store, result.snapshot_id)
     except (ObjectMissing, IntegrityError):
         return None
-    return SnapshotReference(
-        snapshot_id=result.snapshot_id, manifest=manifest, reused=True, unknown_bytes=result.unknown_bytes
-    )
+    found, unknown = result.snapshot_id, result.unknown_bytes
+    return SnapshotReference(snapshot_id=found, manifest=manifest, reused=True, unknown_bytes=unknown)
 
 
 def find_unknown_bytes(store: object_store.ObjectStore, snapshot_id: str) -> int | None:

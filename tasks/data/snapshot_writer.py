@@ -276,6 +276,8 @@ class SnapshotWriter:
                 rule = "answers in train and val have text"
                 raise InvalidCorpus(f"data.loss_on: no token of a split is an answer's; rule: {rule}")
             answers = snapshot_manifest.SnapshotAnswers(**counts, inner_ends=self.inner_ends)
+        counted = sorted(self._rejected.items())
+        rejected = (snapshot_manifest.RejectedCount(kind=kind, documents=number) for kind, number in counted)
         return snapshot_manifest.SnapshotManifest(
             version=snapshot_manifest.SNAPSHOT_VERSION,
             tokenizer_sha256=self._tokenizer.sha256,
@@ -284,9 +286,7 @@ class SnapshotWriter:
             val_fraction=val_fraction,
             splits=snapshot_manifest.SnapshotSplits(train=train, val=val),
             sources=tuple(sources),
-            rejected=tuple(
-                snapshot_manifest.RejectedCount(kind=kind, documents=n) for kind, n in sorted(self._rejected.items())
-            ),
+            rejected=tuple(rejected),
             groups=groups or msgspec.UNSET,
             answers=answers,
         )
@@ -336,11 +336,9 @@ def assemble(
         )
         for item in sources
     )
-    groups = tuple(
-        snapshot_manifest.SnapshotGroup(
-            name=name, sources=n, train_tokens=tokens[name, "train"], val_tokens=tokens[name, "val"]
-        )
-        for name, n in Counter(group_of.values()).items()
-        if name
-    )
-    return writer.manifest(listed, val_fraction=encoder.data.val_fraction, groups=groups)
+    groups = list[snapshot_manifest.SnapshotGroup]()
+    for name, number in Counter(filter(None, group_of.values())).items():
+        train, val = (tokens[name, split] for split in snapshot_manifest.SPLITS)
+        group = snapshot_manifest.SnapshotGroup(name=name, sources=number, train_tokens=train, val_tokens=val)
+        groups.append(group)
+    return writer.manifest(listed, val_fraction=encoder.data.val_fraction, groups=tuple(groups))

@@ -186,11 +186,9 @@ def _documents(opened: CheckpointModel, source: weights_source.WeightsSource | N
         del documents["generation_config.json"]
     for name in (name for name in carried if name.endswith(".json")):
         documents[name] = weights_source.parse_document(name, carried[name])
+    begun_from = carried.get(weights_source.CONFIG)
     documents[weights_source.CONFIG] = published_config.document_of(
-        network.config,
-        ids=network.vocab_size,
-        end_of_text_id=end_id,
-        begun_from=carried.get(weights_source.CONFIG),
+        network.config, ids=network.vocab_size, end_of_text_id=end_id, begun_from=begun_from
     )
     tokenizer = json.loads(opened.snapshot.tokenizer_json)
     around = (tokenizer.get("post_processor") or {}).get("type")

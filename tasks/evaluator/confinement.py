@@ -38,11 +38,9 @@ def by_landlock() -> bool:
     ruleset = _system_call(_CREATE_RULESET, struct.pack("=Q", _REFER), 8, 0)
     root = os.open("/", os.O_PATH)
     try:
-        return (
-            _system_call(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", _REFER, root), 0) == 0
-            and ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0
-            and _system_call(_RESTRICT_SELF, ruleset, 0) == 0
-        )
+        has_rule = _system_call(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", _REFER, root), 0) == 0
+        gains_nothing = has_rule and ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0
+        return gains_nothing and _system_call(_RESTRICT_SELF, ruleset, 0) == 0
     finally:
         os.close(root)
 

@@ -97,12 +97,8 @@ def measure_held_out(
         counted = manifest.answers.val_tokens / manifest.split("val").tokens
         metrics = describe_losses(losses[METRIC], bytes_per_token=None) | {"share_of_answers": counted}
     means = {name: math.fsum(of) / len(of) for name, of in losses.items()}
-    return EvaluationResult(
-        metrics=metrics | means,
-        samples=tuple(_sample(opened, suite, text) for text in suite.prompts),
-        window_tokens=windows.block_size,
-        losses=losses,
-    )
+    samples = tuple(_sample(opened, suite, text) for text in suite.prompts)
+    return EvaluationResult(metrics=metrics | means, samples=samples, window_tokens=windows.block_size, losses=losses)
 
 
 def _measure_by_command(spec: EvaluationSpec, suite: EvaluatorConfig) -> EvaluationResult:
@@ -110,10 +106,8 @@ def _measure_by_command(spec: EvaluationSpec, suite: EvaluatorConfig) -> Evaluat
     guard = guard_group()
     (spec.folder / "scratch").mkdir(parents=True)
     checkpoint = spec.checkpoint
-    card = (
-        f"Step {checkpoint.step} of run {spec.run_id}, manifest sha256 {checkpoint.manifest_sha256}, trained on data "
-        f"snapshot {spec.plan.snapshot_id}. Written for an evaluator; `cairn export` writes a model card.\n"
-    )
+    card = f"Step {checkpoint.step} of run {spec.run_id}, manifest sha256 {checkpoint.manifest_sha256}, trained on "
+    card += f"data snapshot {spec.plan.snapshot_id}. Written for an evaluator; `cairn export` writes a model card.\n"
     source = read_source(open_store.open_store(spec.store_url), spec.source_sha256) if spec.source_sha256 else None
     # Not bound to a name: the weights are not needed in memory while the command runs.
     checkpoint_model.write_model_directory(spec.folder / "model", _open(spec, "cpu"), card=card, source=source)

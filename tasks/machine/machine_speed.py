@@ -65,9 +65,7 @@ def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -
     with suppress(OSError, IntegrityError, ModelError):
         return codec.decode(path.read_bytes(), MachineSpeed, where=str(path))
     try:
-        speed = None if may_have_cuda() else ask()  # the one asked would keep memory of a GPU
-        if speed is None:
-            speed = codec.decode(run_child(__spec__.name), MachineSpeed, where="the measurement of this machine")
+        speed = (None if may_have_cuda() else ask()) or _measure()  # the one asked would keep memory of a GPU
     except (OSError, subprocess.SubprocessError, IntegrityError, ModelError):
         return MachineSpeed()
     if keep:
@@ -138,6 +136,10 @@ def require_device(device: str) -> None:
 
 def _card_texts(cards: Path) -> list[str]:
     return [card.read_text(encoding="utf-8", errors="replace") for card in sorted(cards.glob("*/information"))]
+
+
+def _measure() -> MachineSpeed:
+    return codec.decode(run_child(__spec__.name), MachineSpeed, where="the measurement of this machine")
 
 
 def run_child(module: str, *arguments: str, given: bytes = b"", limit_seconds: float = _TIMEOUT_SECONDS) -> bytes:

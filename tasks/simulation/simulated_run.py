@@ -7,6 +7,7 @@ cost of a commit and M the mean time between failures that lose work, and of Dal
 """
 
 import math
+import operator
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +62,7 @@ class WallSeconds(NamedTuple):
 
     def plus(self, other: "WallSeconds") -> "WallSeconds":
         """Return the sum, use by use."""
-        return WallSeconds(*(one + more for one, more in zip(self, other, strict=True)))
+        return WallSeconds(*map(operator.add, self, other))
 
 
 class AttemptSpan(NamedTuple):
