@@ -223,8 +223,7 @@ class SnapshotWriter:
         (self._folder / TOKENIZER).write_bytes(self._tokenizer.json.encode("utf-8"))
         self._index = self._stack.enter_context(snapshot_manifest.DocumentIndexWriter(self._folder / DOCUMENTS))
         schema = token_shard.ShardSchema(tokenizer_sha256=self._tokenizer.sha256, vocab_size=self._tokenizer.vocab_size)
-        shard_tokens = token_shard.DEFAULT_SHARD_TOKENS
-        open_shard = partial(token_shard.ShardWriter, self._folder, shard_tokens=shard_tokens)
+        open_shard = partial(token_shard.ShardWriter, self._folder, shard_tokens=token_shard.DEFAULT_SHARD_TOKENS)
         for split in snapshot_manifest.SPLITS:
             self._shards[split] = self._stack.enter_context(open_shard(split, schema=schema))
             mask = open_shard(f"{ANSWERS}{split}", schema=replace(schema, is_mask=True))
@@ -339,6 +338,5 @@ def assemble(
     groups = list[snapshot_manifest.SnapshotGroup]()
     for name, number in Counter(filter(None, group_of.values())).items():
         train, val = (tokens[name, split] for split in snapshot_manifest.SPLITS)
-        group = snapshot_manifest.SnapshotGroup(name=name, sources=number, train_tokens=train, val_tokens=val)
-        groups.append(group)
+        groups.append(snapshot_manifest.SnapshotGroup(name=name, sources=number, train_tokens=train, val_tokens=val))
     return writer.manifest(listed, val_fraction=encoder.data.val_fraction, groups=tuple(groups))

@@ -169,8 +169,7 @@ def _find_remote(source: str, refuse: text_format.Refuse) -> _Found:
         is_file = not glob.has_magic(path) or fs.exists(path)
         found = {path: fs.info(path)} if is_file else fs.glob(path, detail=True)
     except Exception as problem:  # every file system has errors of its own
-        rule = "every source can be read. Correct the URL"
-        raise refuse(why_unreadable(problem, source), rule) from problem
+        raise refuse(why_unreadable(problem, source), "every source can be read. Correct the URL") from problem
     if is_file and found[path]["type"] == "directory":
         raise refuse(*_is_directory(source, path))
     files = ((item, int(info["size"] or 0)) for item, info in sorted(found.items()) if info["type"] == "file")

@@ -243,8 +243,7 @@ def main() -> None:
         if isinstance(plan.suite, EvaluatorConfig):
             result = _measure_by_command(spec, plan.suite)
         else:
-            opened = _open(spec, plan.device)
-            result = measure_held_out(opened, plan.suite, lambda share: print_line(b"%.3f" % share))
+            result = measure_held_out(_open(spec, plan.device), plan.suite, lambda share: print_line(b"%.3f" % share))
     except TaskError as error:  # explains itself; any other exception needs its traceback
         print(error, file=sys.stderr, flush=True)
         os._exit(1)

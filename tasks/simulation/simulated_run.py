@@ -215,8 +215,7 @@ def _end(
     over = AttemptOver(attempt=number, evidence=Evidence(), last=last)
     receipt = write_receipt(state, failure, over, policy, remedy)
     if windows and receipt.decision.action == DecisionAction.RESUME:
-        body = DataQuarantined(attempt=number, reason=event.reason, windows=windows, detail="")
-        state = _fold(state, body)
+        state = _fold(state, DataQuarantined(attempt=number, reason=event.reason, windows=windows, detail=""))
     return _fold(state, receipt), receipt.decision
 
 
