@@ -70,11 +70,11 @@ def format_time(at: datetime | None) -> str:
     return f"{format_value(at)} UTC" if at else "at an unknown time"
 
 
-def format_list(items: Sequence[object], most: int) -> str:
-    """Return the first items, and how many are left out: `1, 2, 3, … and 12 more`."""
+def format_list(items: Sequence[object], most: int, *, more: str = "") -> str:
+    """Return the first items, how many are left out, and where they are: `1, 2, 3, … and 12 more: cairn log R`."""
     shown = ", ".join(str(item) for item in items[:most])
     left = len(items) - most
-    return shown if left <= 0 else f"{shown}, … and {left:,} more"
+    return shown if left <= 0 else f"{shown}, … and {left:,} more{f': {more}' if more else ''}"
 
 
 def format_steps(first: int, last: int) -> str:
