@@ -54,17 +54,13 @@ class BuildProgress:
 ProgressListener = Callable[[BuildProgress], None]
 
 
-def ignore_progress(progress: BuildProgress) -> None:
-    """Do nothing."""
-
-
 def build_snapshot(
     store: ObjectStore,
     data: DataConfig,
     base_dir: Path,
     *,
     cache_dir: Path | None = None,
-    on_progress: ProgressListener = ignore_progress,
+    on_progress: ProgressListener = lambda progress: None,
 ) -> snapshot_lookup.SnapshotReference:
     """Return the snapshot of `data`, and build it unless its recipe is known; relative paths start at `base_dir`.
 
@@ -137,7 +133,7 @@ def repair_snapshot(
         raise SnapshotDamaged(f"{problem} the run has no text to build it from: {remedy}")
     try:
         with child_process.temporary_folder("cairn-snapshot-") as staging:
-            _Build(data, base_dir, ignore_progress).stage(staging, store)
+            _Build(data, base_dir).stage(staging, store)
             for item in damaged:
                 data_snapshot.replace_object(store, snapshot_id, item, staging / "snapshot" / item.key)
     except (InvalidCorpus, InvalidInput, OSError) as error:
@@ -173,7 +169,7 @@ def accelerate(tokenizer: Tokenizer, sources: Sequence[Source], size_bytes: int)
 class _Build:
     """One build: the sources that were checked, the given tokenizer, and the stages that come then."""
 
-    def __init__(self, data: DataConfig, base_dir: Path, on_progress: ProgressListener) -> None:
+    def __init__(self, data: DataConfig, base_dir: Path, on_progress: ProgressListener = lambda progress: None) -> None:
         self._data, self._on_progress = data, on_progress
         self.tokenizer = given_tokenizer(data, base_dir)
         self.turned_off = self.tokenizer.turned_off if self.tokenizer else ()

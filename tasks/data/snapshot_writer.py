@@ -127,17 +127,12 @@ class PartEncoder:
     data: DataConfig
 
     @property
-    def has_answers(self) -> bool:
-        """Whether the text is conversations."""
-        return bool(self.data.loss_on)
-
-    @property
     def schema(self) -> pa.Schema:
         """The schema of a part."""
         others = {**dict.fromkeys(("offset_bytes", "bytes", "unknown"), pa.int64()), "ends": pa.bool_()}
         names = ("source", "offset_bytes", "bytes", "split", "sha256", "ends", "kind", "detail", "unknown")
         ids = pa.large_list(pa.from_numpy_dtype(token_shard.token_dtype(self.tokenizer.vocab_size)))
-        answers = [("answers", pa.large_list(pa.bool_()))] * self.has_answers
+        answers = [("answers", pa.large_list(pa.bool_()))] * bool(self.data.loss_on)
         return pa.schema([*((name, others.get(name, pa.string())) for name in names), ("ids", ids), *answers])
 
     def encode(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
@@ -147,13 +142,13 @@ class PartEncoder:
 
     def _encode_batch(self, pieces: list[Piece]) -> pa.RecordBatch:
         documents, schema = [piece for piece in pieces if isinstance(piece, Document)], self.schema
-        ids, lengths, answers = encode_documents(self.tokenizer, documents, has_answers=self.has_answers)
+        ids, lengths, answers = encode_documents(self.tokenizer, documents, has_answers=bool(self.data.loss_on))
         is_kept = np.array([isinstance(piece, Document) for piece in pieces], dtype=bool)
         unknown, counts = np.zeros(len(pieces), dtype=np.int64), np.zeros(len(pieces), dtype=np.int64)
         unknown[is_kept] = self.tokenizer.count_unknown([document.text for document in documents], ids, lengths)
         # After the last document too, so that no window joins two texts without a mark; a template may have written it.
         ends, places = np.array([document.ends for document in documents], dtype=bool), np.cumsum(lengths)
-        if self.has_answers:
+        if self.data.loss_on:
             ends[lengths > 0] &= ids[places[lengths > 0] - 1] != self.tokenizer.end_of_text_id
         is_answer = np.array([any(stop > len(one.text) for _, stop in one.answers) for one in documents], dtype=bool)
         answers = np.insert(answers, places[ends], is_answer[ends])
@@ -164,7 +159,7 @@ class PartEncoder:
         offsets = pa.array(np.concatenate(([0], np.cumsum(counts))))
         values = ids.astype(schema.field("ids").type.value_type.to_pandas_dtype(), copy=False)
         lists = (pa.LargeListArray.from_arrays(offsets, pa.array(one)) for one in (values, answers))
-        arrays += islice(lists, 1 + self.has_answers)
+        arrays += islice(lists, 2 if self.data.loss_on else 1)
         return pa.record_batch(arrays, schema=schema)
 
     def _row(self, piece: Piece) -> tuple[str, int, int, str | None, str | None, bool, str | None, str | None]:
@@ -320,7 +315,7 @@ def assemble(
             for split in snapshot_manifest.SPLITS:
                 chosen = np.repeat(splits == split, counts)
                 writer.add_tokens(split, ids.values.to_numpy()[chosen])
-                if encoder.has_answers:
+                if encoder.data.loss_on:
                     writer.add_answers(split, batch.column("answers").values.to_numpy(zero_copy_only=False)[chosen])
             is_kept = batch.column("kind").is_null()
             writer.add_rejected(_rows(batch.select(_REJECTED_COLUMNS).filter(compute.invert(is_kept))))
