@@ -20,6 +20,10 @@ _REPORT_EVERY_PIECES = 1024
 _SAMPLED_SOURCES, _SAMPLED_CHARACTERS = 64, 8192
 
 
+Spans = tuple[tuple[int, int], ...]
+"""Beginnings and ends in characters."""
+
+
 class InvalidCorpus(InvalidConfiguration):
     """The data configuration or its text cannot be used; the message names field, value and rule."""
 
@@ -40,7 +44,7 @@ class Document:
     sha256: str
     placed: SplitName | None = None
     ends: bool = True
-    answers: tuple[tuple[int, int], ...] = ()
+    answers: Spans = ()
 
     def split(self, val_fraction: float) -> SplitName:
         """Return its split."""
@@ -91,21 +95,16 @@ class Source:
 
 
 def make_document(
-    source: str,
-    offset_bytes: int,
-    content: bytes,
-    *,
-    placed: SplitName | None = None,
-    ends: bool = True,
-    answers: tuple[tuple[int, int], ...] = (),
+    source: str, at: int, content: bytes, placed: SplitName | None = None, ends: bool = True, answers: Spans = ()
 ) -> Document:
-    """Return the document with the UTF-8 text `content`; raises UnicodeDecodeError."""
+    """Return the document with the UTF-8 text `content` at an offset in bytes; raises UnicodeDecodeError."""
+    text, size, digest = content.decode("utf-8"), len(content), sha256(content)
     return Document(
         source=source,
-        offset_bytes=offset_bytes,
-        text=content.decode("utf-8"),
-        bytes=len(content),
-        sha256=sha256(content),
+        offset_bytes=offset,
+        text=text,
+        bytes=size,
+        sha256=digest,
         placed=placed,
         ends=ends,
         answers=answers,
@@ -237,13 +236,9 @@ def survey_corpus(
     if number:
         row, found = first[source, kind], next(one for one in sources if one.name == source)
         worst += f", the first at {found.places_of([row.offset_bytes])[row.offset_bytes]}: {row.detail}"
+    train, val, bad = documents["train"], documents["val"], rejected.total()
     return Survey(
-        train_documents=documents["train"],
-        val_documents=documents["val"],
-        text_bytes=text_bytes,
-        val_bytes=val_bytes,
-        rejected=rejected.total(),
-        worst=worst,
+        train_documents=train, val_documents=val, text_bytes=text_bytes, val_bytes=val_bytes, rejected=bad, worst=worst
     )
 
 

@@ -24,6 +24,7 @@ from cairn.model.configuration.data import DataConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.snapshots import snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import ANSWERS, DOCUMENTS, REJECTED, TOKENIZER
+from cairn.storage.snapshots.snapshot_manifest import SPLITS, SnapshotGroup, SnapshotManifest, SnapshotSource, SplitName
 from cairn.storage.stores import local_store, object_store
 from cairn.tasks.data.conversation import encode_documents
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, read_corpus
@@ -212,14 +213,14 @@ class SnapshotWriter:
         self._stack = ExitStack()
         self._rejects: snapshot_manifest.RowWriter | None = None
         self._rejected = Counter[str]()
-        self.sizes = {split: Counter(documents=0, tokens=0, bytes=0) for split in snapshot_manifest.SPLITS}
+        self.sizes = {split: Counter(documents=0, tokens=0, bytes=0) for split in SPLITS}
 
     def __enter__(self) -> "SnapshotWriter":
         (self._folder / TOKENIZER).write_bytes(self._tokenizer.json.encode("utf-8"))
         self._index = self._stack.enter_context(snapshot_manifest.DocumentIndexWriter(self._folder / DOCUMENTS))
         schema = token_shard.ShardSchema(tokenizer_sha256=self._tokenizer.sha256, vocab_size=self._tokenizer.vocab_size)
         open_shard = partial(token_shard.ShardWriter, self._folder, shard_tokens=token_shard.DEFAULT_SHARD_TOKENS)
-        for split in snapshot_manifest.SPLITS:
+        for split in SPLITS:
             self._shards[split] = self._stack.enter_context(open_shard(split, schema=schema))
             mask = open_shard(f"{ANSWERS}{split}", schema=replace(schema, is_mask=True))
             self._masks[split] = self._stack.enter_context(mask)  # writes no file without answers
@@ -228,11 +229,11 @@ class SnapshotWriter:
     def __exit__(self, *raised: Any) -> None:
         self._stack.__exit__(*raised)
 
-    def add_tokens(self, split: snapshot_manifest.SplitName, tokens: NDArray[Any]) -> None:
+    def add_tokens(self, split: SplitName, tokens: NDArray[Any]) -> None:
         """Append tokens (N,) to a split; raises StorageError for an id outside the vocabulary."""
         self._shards[split].append(tokens)
 
-    def add_answers(self, split: snapshot_manifest.SplitName, is_answer: NDArray[np.bool_]) -> None:
+    def add_answers(self, split: SplitName, is_answer: NDArray[np.bool_]) -> None:
         """Append to a split which of its tokens (N,) are an answer's."""
         self._masks[split].append(is_answer)
         self._answers[split] += int(is_answer.sum())
@@ -240,7 +241,7 @@ class SnapshotWriter:
     def add_documents(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Append documents to the index, each as the values of a DocumentRow; their tokens are added separately."""
         self._index.extend(rows)
-        for split in snapshot_manifest.SPLITS:
+        for split in SPLITS:
             sizes = [(tokens, size_bytes) for _, _, size_bytes, tokens, found, _ in rows if found == split]
             tokens, size_bytes = sum(count for count, _ in sizes), sum(size for _, size in sizes)
             self.sizes[split].update(documents=len(sizes), tokens=tokens, bytes=size_bytes)
@@ -255,24 +256,20 @@ class SnapshotWriter:
         self._rejected.update(kind for _, _, kind, _ in rows)
 
     def manifest(
-        self,
-        sources: Iterable[snapshot_manifest.SnapshotSource],
-        *,
-        val_fraction: float,
-        groups: tuple[snapshot_manifest.SnapshotGroup, ...] = (),
-    ) -> snapshot_manifest.SnapshotManifest:
+        self, sources: Iterable[SnapshotSource], *, val_fraction: float, groups: tuple[SnapshotGroup, ...] = ()
+    ) -> SnapshotManifest:
         """Return the manifest without objects."""
-        train, val = (snapshot_manifest.SplitSize(**self.sizes[split]) for split in snapshot_manifest.SPLITS)
+        train, val = (snapshot_manifest.SplitSize(**self.sizes[split]) for split in SPLITS)
         answers: snapshot_manifest.SnapshotAnswers | msgspec.UnsetType = msgspec.UNSET
         if self._answers:
-            counts = {f"{split}_tokens": self._answers[split] for split in snapshot_manifest.SPLITS}
+            counts = {f"{split}_tokens": self._answers[split] for split in SPLITS}
             if not all(counts.values()):
                 rule = "answers in train and val have text"
                 raise InvalidCorpus(f"data.loss_on: no token of a split is an answer's; rule: {rule}")
             answers = snapshot_manifest.SnapshotAnswers(**counts, inner_ends=self.inner_ends)
         counted = sorted(self._rejected.items())
         rejected = (snapshot_manifest.RejectedCount(kind=kind, documents=number) for kind, number in counted)
-        return snapshot_manifest.SnapshotManifest(
+        return SnapshotManifest(
             version=snapshot_manifest.SNAPSHOT_VERSION,
             tokenizer_sha256=self._tokenizer.sha256,
             vocab_size=self._tokenizer.vocab_size,
@@ -302,9 +299,9 @@ def _count_inner_ends(batch: pa.RecordBatch, end_of_text_id: int) -> int:
 
 def assemble(
     folder: Path, batches: Iterable[pa.RecordBatch], sources: Sequence[Source], encoder: PartEncoder
-) -> snapshot_manifest.SnapshotManifest:
+) -> SnapshotManifest:
     """Write the batches of an encoder's parts as a snapshot into `folder`; returns its manifest without objects."""
-    documents, tokens = Counter[str](), Counter[tuple[str, snapshot_manifest.SplitName]]()
+    documents, tokens = Counter[str](), Counter[tuple[str, SplitName]]()
     group_of = {source.name: source.group for source in sources}
     with SnapshotWriter(folder, encoder.tokenizer) as writer:
         for batch in batches:
@@ -312,7 +309,7 @@ def assemble(
             counts = np.diff(ids.offsets.to_numpy())
             writer.inner_ends += _count_inner_ends(batch, encoder.tokenizer.end_of_text_id)
             splits = batch.column("split").to_numpy(zero_copy_only=False)
-            for split in snapshot_manifest.SPLITS:
+            for split in SPLITS:
                 chosen = np.repeat(splits == split, counts)
                 writer.add_tokens(split, ids.values.to_numpy()[chosen])
                 if encoder.data.loss_on:
@@ -325,13 +322,11 @@ def assemble(
             for source, _, _, count, split, _ in rows:
                 tokens[group_of[source], split] += count
     listed = (
-        snapshot_manifest.SnapshotSource(
-            name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=documents[item.name]
-        )
-        for item in sources
+        SnapshotSource(name=one.name, bytes=one.bytes, sha256=one.sha256, unit=one.unit, documents=documents[one.name])
+        for one in sources
     )
-    groups = list[snapshot_manifest.SnapshotGroup]()
+    groups = list[SnapshotGroup]()
     for name, number in Counter(filter(None, group_of.values())).items():
-        train, val = (tokens[name, split] for split in snapshot_manifest.SPLITS)
-        groups.append(snapshot_manifest.SnapshotGroup(name=name, sources=number, train_tokens=train, val_tokens=val))
+        train, val = (tokens[name, split] for split in SPLITS)
+        groups.append(SnapshotGroup(name=name, sources=number, train_tokens=train, val_tokens=val))
     return writer.manifest(listed, val_fraction=encoder.data.val_fraction, groups=tuple(groups))

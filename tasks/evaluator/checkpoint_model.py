@@ -130,18 +130,15 @@ def write_adapter_directory(
     arrays = {f"base_model.model.{theirs}.weight": trained[name].numpy() for name, theirs in names.items()}
     leaves = tuple(dict.fromkeys(row.leaf for row in rows))
     is_whole = len(adapter_table(model, leaves)) == len(rows)  # else the leaf's name would mean more than these
-    document = {
+    document: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": published_config.require_family(model) == "gpt2",
-        "target_modules": leaves if is_whole else [row.theirs for row in rows],
         "inference_mode": True,
     }
+    document |= {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": 0.0, "bias": "none", "inference_mode": True}
+    document["fan_in_fan_out"] = published_config.require_family(model) == "gpt2"
+    document["target_modules"] = leaves if is_whole else [row.theirs for row in rows]
     texts = {"adapter_config.json": encode(document), "README.md": card.encode()}
     _write_directory(folder, texts, "adapter_model.safetensors", arrays)
 
@@ -168,12 +165,10 @@ def _documents(opened: CheckpointModel, source: weights_source.WeightsSource | N
     carried = {name: source.documents[name] for name in weights_source.CARRIED if source and name in source.documents}
     end_of_text = load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
     documents: dict[str, dict[str, Any]] = {
-        "generation_config.json": {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id},
+        "generation_config.json": dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id),
         "tokenizer_config.json": {
+            **dict.fromkeys(("bos_token", "eos_token", "unk_token"), end_of_text),
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": end_of_text,
-            "eos_token": end_of_text,
-            "unk_token": end_of_text,
             "model_max_length": network.config.block_size,
             # Without token_type_ids: GPT-2 would add their embeddings to every token's.
             "model_input_names": ["input_ids", "attention_mask"],

@@ -33,6 +33,7 @@ from cairn.tasks.machine.placement import pid_namespace, this_placement
 from cairn.tasks.policy import budgets, curve_verdict, failures
 
 Recorded = EvaluationRecorded | run_entries.EvaluationFailed
+Clock = Callable[[], datetime]
 Measure = Callable[[bytes, float], evaluator_process.Outcome]
 _POLL_SECONDS = 0.5
 COMMANDS, ALLOWED, LOGGED = "CAIRN_EVALUATOR_COMMANDS", "allow", "log"
@@ -182,7 +183,7 @@ def record_evaluation(
     asked: Measurement,
     *,
     stopping: Callable[[], bool] = lambda: False,
-    clock: Callable[[], datetime] = log_entry.utc_now,
+    clock: Clock = log_entry.utc_now,
     monotonic: Callable[[], float] = time.monotonic,
     measure: Measure | None = None,
 ) -> Recorded:
@@ -209,11 +210,7 @@ def record_evaluation(
 
 
 def _measure_once(
-    log: run_log.RunLog,
-    asked: Measurement,
-    measure: Measure,
-    clock: Callable[[], datetime],
-    monotonic: Callable[[], float],
+    log: run_log.RunLog, asked: Measurement, measure: Measure, clock: Clock, monotonic: Callable[[], float]
 ) -> Recorded:
     reference, plan = asked.reference, asked.plan
     pin_id = pin_for_evaluation(log, reference, plan, during_attempt=asked.during_attempt)
@@ -274,14 +271,8 @@ def _body(log: run_log.RunLog, outcome: evaluator_process.Outcome, asked: Measur
     if result.losses:
         found = window_losses.WindowLosses(window_tokens=result.window_tokens, losses=result.losses)
         written = window_losses.write_losses(log.store, log.prefix, found)
-    return EvaluationRecorded(
-        evaluator_version=plan.suite.evaluator_version,
-        metrics=result.metrics,
-        samples=result.samples,
-        boundary=result.boundary,
-        window_losses_sha256=written,
-        **common,
-    )
+    common |= {"evaluator_version": plan.suite.evaluator_version, "window_losses_sha256": written}
+    return EvaluationRecorded(metrics=result.metrics, samples=result.samples, boundary=result.boundary, **common)
 
 
 def _unless_recorded(
