@@ -100,14 +100,7 @@ def make_document(
     """Return the document with the UTF-8 text `content` at an offset in bytes; raises UnicodeDecodeError."""
     text, size, digest = content.decode("utf-8"), len(content), sha256(content)
     return Document(
-        source=source,
-        offset_bytes=offset,
-        text=text,
-        bytes=size,
-        sha256=digest,
-        placed=placed,
-        ends=ends,
-        answers=answers,
+        source=source, offset_bytes=at, text=text, bytes=size, sha256=digest, placed=placed, ends=ends, answers=answers
     )
 
 

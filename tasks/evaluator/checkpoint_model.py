@@ -130,12 +130,7 @@ def write_adapter_directory(
     arrays = {f"base_model.model.{theirs}.weight": trained[name].numpy() for name, theirs in names.items()}
     leaves = tuple(dict.fromkeys(row.leaf for row in rows))
     is_whole = len(adapter_table(model, leaves)) == len(rows)  # else the leaf's name would mean more than these
-    document: dict[str, Any] = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "inference_mode": True,
-    }
+    document: dict[str, Any] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base}
     document |= {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": 0.0, "bias": "none", "inference_mode": True}
     document["fan_in_fan_out"] = published_config.require_family(model) == "gpt2"
     document["target_modules"] = leaves if is_whole else [row.theirs for row in rows]
