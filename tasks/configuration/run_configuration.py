@@ -23,6 +23,7 @@ MACHINE_KEYS = (
 
 `evaluation.evaluators` of a log stay suites, because promotion may need them, and are marked as logged.
 """
+_SPLIT = BeforeValidator(lambda given: given.replace(",", " ").split() if isinstance(given, str) else given)
 
 
 class ExportersConfig(Section, use_attribute_docstrings=True):
@@ -55,10 +56,7 @@ class ExportersConfig(Section, use_attribute_docstrings=True):
 class CodeConfig(Section, use_attribute_docstrings=True):
     """The networks of one's own (model.module) that this machine runs from a store: none is taken from a log."""
 
-    allow: Annotated[
-        tuple[Digest, ...],
-        BeforeValidator(lambda given: given.replace(",", " ").split() if isinstance(given, str) else given),
-    ] = ()
+    allow: Annotated[tuple[Digest, ...], _SPLIT] = ()
     """sha256 of each file that it may run, beside those that this command was given as files"""
     files: dict[str, bytes] = Field(default_factory=dict, json_schema_extra={"internal": True})
     """those that this command was given, by name"""

@@ -16,11 +16,9 @@ METRIC = "val_loss"
 """The held-out loss in an evaluation's metrics, by which checkpoints are ranked, promoted and stopped."""
 SUITE_KEYS = ("name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed", "evaluators")
 """The keys of a suite: those that a suite file may hold."""
-Command = Annotated[
-    tuple[str, ...],
-    BeforeValidator(lambda command: tuple(shlex.split(command)) if isinstance(command, str) else command),
-    Field(json_schema_extra={"rule": "a command line, or a list of its words"}),
-]
+_SPLIT = BeforeValidator(lambda command: tuple(shlex.split(command)) if isinstance(command, str) else command)
+_COMMAND_RULE = "a command line, or a list of its words"
+Command = Annotated[tuple[str, ...], _SPLIT, Field(json_schema_extra={"rule": _COMMAND_RULE})]
 Verdict = Literal["diverging", "stuck", "spiking", "overfitting", "clipping", "repeating", "plateau", "too-early"]
 
 

@@ -155,9 +155,8 @@ class _Import:
         found, after = object_store.describe_file(file.path), file.path.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise InvalidCorpus(f"{file.path}: changed while it was read; import it again when it is still")
-        self._sources.append(
-            SnapshotSource(name=file.path.name, bytes=found.bytes, sha256=found.sha256, unit=_UNIT, documents=documents)
-        )
+        where, size, sha256 = file.path.name, found.bytes, found.sha256
+        self._sources.append(SnapshotSource(name=where, bytes=size, sha256=sha256, unit=_UNIT, documents=documents))
 
 
 def _documents(tokens: NDArray[Any], end_of_text_id: int, index: NDArray[np.int64]) -> Iterator[tuple[int, int, bool]]:
