@@ -63,8 +63,7 @@ def parse_tokenizer(text: str, end_of_text_id: int | None = None) -> tokenizer.T
 def read_tokenizer(path: Path, *, end_of_text: str = "", end_of_text_id: int | None = None) -> tokenizer.Tokenizer:
     """Return the tokenizer of a file; InvalidInput names the file and the problem."""
     try:
-        inner = read_library_tokenizer(path)
-        return tokenizer.Tokenizer(inner, end_of_text=end_of_text, end_of_text_id=end_of_text_id)
+        return tokenizer.Tokenizer(read_library_tokenizer(path), end_of_text=end_of_text, end_of_text_id=end_of_text_id)
     except (OSError, UnicodeDecodeError, InvalidInput) as error:
         problem = error.strerror if isinstance(error, OSError) else error
         raise InvalidInput(f"tokenizer file {path}: {problem}") from error

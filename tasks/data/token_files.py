@@ -191,8 +191,7 @@ def _read_index(path: Path, index: NDArray[np.uint8]) -> TokenFile:
     if not rising or (lengths < 0).any() or (offsets != starts[:-1] * dtype.itemsize).any():
         rule = "sequences lie one after the other, and documents hold all of them"
         raise InvalidCorpus(f"{where}: an index that contradicts itself; rule: {rule}. Make it again")
-    tokens = int(starts[-1])
-    return TokenFile(path=path, dtype=dtype, header_bytes=0, tokens=tokens, document_ends=starts[borders[1:]])
+    return TokenFile(path=path, dtype=dtype, header_bytes=0, tokens=int(starts[-1]), document_ends=starts[borders[1:]])
 
 
 def _read_raw(path: Path, head: bytes, size_bytes: int, dtype: np.dtype[Any]) -> TokenFile:

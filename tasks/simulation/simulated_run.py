@@ -212,8 +212,7 @@ def _end(
     gpu_seconds = state.attempts[-1].committed_gpu_seconds + span.seconds.lost * plan.devices
     number = state.latest_attempt
     last = Heartbeat(attempt=number, beat=0, step=span.last_step, train_loss=None, tokens=0, gpu_seconds=gpu_seconds)
-    over = AttemptOver(attempt=number, evidence=Evidence(), last=last)
-    receipt = write_receipt(state, failure, over, policy, remedy)
+    receipt = write_receipt(state, failure, AttemptOver(attempt=number, evidence=Evidence(), last=last), policy, remedy)
     if windows and receipt.decision.action == DecisionAction.RESUME:
         state = _fold(state, DataQuarantined(attempt=number, reason=event.reason, windows=windows, detail=""))
     return _fold(state, receipt), receipt.decision
