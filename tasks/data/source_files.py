@@ -65,9 +65,7 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
         files = list(pool.map(partial(_recognise, data.format), kept.values()))
     local = [os.path.dirname(file.place) for file in files if "://" not in file.place]
     root = os.path.commonpath(local) if local else ""
-    names = [
-        file.place if "://" in file.place else Path(os.path.relpath(file.place, root)).as_posix() for file in files
-    ]
+    names = [one.place if "://" in one.place else Path(os.path.relpath(one.place, root)).as_posix() for one in files]
     for file in files if data.loss_on else ():
         if file.format not in _OF_CONVERSATIONS and file.unit != EMPTY_FILE:
             rule = "conversations are rows of JSON or Parquet"
