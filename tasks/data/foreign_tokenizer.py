@@ -4,7 +4,6 @@ A tokenizer.json is loaded in a child process with bounded memory and time first
 """
 
 import atexit
-import hashlib
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
@@ -19,7 +18,7 @@ from cairn.model.configuration.data import DataConfig
 from cairn.model.data import tokenizer, tokenizer_file
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores import child_process, redaction, regular_file
+from cairn.storage.stores import child_process, codec, redaction, regular_file
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
 from cairn.tasks.data.chat_template import ChatTemplate
 from cairn.tasks.data.document import InvalidCorpus
@@ -34,10 +33,11 @@ _tried: set[str] = set()
 
 def load_library_tokenizer(text: str) -> LibraryTokenizer:
     """Return the tokenizer that `text` is; raises InvalidInput in one line. A child process tries each text once."""
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    content = text.encode("utf-8", "surrogatepass")
+    digest = codec.sha256(content)
     if digest not in _tried and text != tokenizer.Tokenizer.bytes().json:
         with tempfile.TemporaryFile() as file:
-            file.write(text.encode("utf-8", "surrogatepass"))
+            file.write(content)
             file.seek(0)
             try:
                 limits: Any = {"remedy": _REMEDY, "core_seconds": _CORE_SECONDS}

@@ -4,11 +4,9 @@ Its verdict on the run's loss curve up to that step is the same whenever it is c
 """
 
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -16,20 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
-from pydantic import BaseModel, ConfigDict
 
 from cairn.model.configuration import network, training
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, window_losses
 from cairn.storage.logs.run_entries import EvaluationRecorded
+from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.codec import encode, sha256
 from cairn.tasks.attempt.injected_faults import evaluator_fault
 from cairn.tasks.configuration import settings
 from cairn.tasks.errors import CheckpointGone
 from cairn.tasks.evaluator import curve_reader, evaluator_process
-from cairn.tasks.machine.placement import pid_namespace, this_placement
+from cairn.tasks.machine.placement import this_placement
 from cairn.tasks.policy import budgets, curve_verdict, failures
 
 Recorded = EvaluationRecorded | run_entries.EvaluationFailed
@@ -135,13 +132,11 @@ class Measurement:
         return len(self.failed(state)) <= budgets.evaluator_budget(self.plan.budget, charged).retries
 
 
-class EvaluationSpec(BaseModel):
+class EvaluationSpec(network.Section):
     """The spec of one evaluation: `number` counts the run's evaluations, `folder` holds a command's model and files.
 
     `source_sha256` names the source of the weights that the run began with.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: EvaluationPlan
     checkpoint: log_entry.CheckpointReference
@@ -219,7 +214,9 @@ def _measure_once(
     started_at, started = clock(), monotonic()
     parent = plan.cache_dir.parent / "evaluations"
     number = 1 + len(log.state.evaluations) + len(log.state.failed_evaluations)
-    with evaluation_folder(parent) if isinstance(plan.suite, settings.EvaluatorConfig) else nullcontext() as folder:
+    if is_command := isinstance(plan.suite, settings.EvaluatorConfig):
+        parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder("evaluation-", parent) if is_command else nullcontext() as folder:
         spec = EvaluationSpec(
             plan=replace(plan, following=()),
             checkpoint=reference,
@@ -240,21 +237,6 @@ def _measure_once(
         body = with_verdict(log, body, asked.reader or curve_reader.CurveReader(log.store, log.prefix))
     state = log.append(partial(_unless_recorded, body, asked), writer=log_entry.this_writer())
     return (asked.known(state) or body) if isinstance(body, EvaluationRecorded) else body
-
-
-@contextmanager
-def evaluation_folder(parent: Path) -> Iterator[Path]:
-    """Make a folder under `parent` for the block, and remove it afterwards; and those of processes known to be dead."""
-    writer = log_entry.this_writer()
-    parent.mkdir(parents=True, exist_ok=True)
-    here = f"{writer.host}+{pid_namespace().strip('pid:[]')}"
-    for abandoned in parent.glob(f"{here}+*+*"):
-        pid = abandoned.name.removeprefix(f"{here}+").split("+")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(abandoned, ignore_errors=True)
-    prefix = f"{here}+{writer.pid}+"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent.absolute(), ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
 
 
 def _body(log: run_log.RunLog, outcome: evaluator_process.Outcome, asked: Measurement, **common: Any) -> Recorded:
