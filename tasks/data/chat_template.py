@@ -67,14 +67,14 @@ def render_row(renderer: "Renderer | None", offset_bytes: int, content: bytes) -
     try:
         text, answers = _text_of(renderer, content)
         text.encode("utf-8")  # a lone surrogate is legal in an escape
+        if not text.strip():
+            raise _Fault(RejectionKind.EMPTY, "no text but white space")
+        return Rendered(offset_bytes=offset_bytes, text=text, answers=tuple(answers))
     except UnicodeError as error:
-        return Rendered(offset_bytes=offset_bytes, kind=RejectionKind.NOT_UTF8, detail=str(error))
+        kind, detail = RejectionKind.NOT_UTF8, str(error)
     except _Fault as fault:
         kind, detail = fault.args
-        return Rendered(offset_bytes=offset_bytes, kind=kind, detail=detail)
-    if not text.strip():
-        return Rendered(offset_bytes=offset_bytes, kind=RejectionKind.EMPTY, detail="no text but white space")
-    return Rendered(offset_bytes=offset_bytes, text=text, answers=tuple(answers))
+    return Rendered(offset_bytes=offset_bytes, kind=kind, detail=detail)
 
 
 def _text_of(renderer: "Renderer | None", content: bytes) -> tuple[str, list[Span]]:
