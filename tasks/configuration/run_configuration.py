@@ -120,15 +120,12 @@ class RunConfig(Section, use_attribute_docstrings=True):
         return document
 
     @model_validator(mode="after")
-    def _stages_begin(self) -> Self:
+    def _sections_fit_together(self) -> Self:
         for stage in self.data.stages[-1:]:
             if stage.step >= self.training.steps:
                 problem = f"step {stage.step} is never reached, training.steps = {self.training.steps}"
                 raise ValueError(f"data.stages: {problem}; lower the step, or leave the stage out")
-        return self
-
-    @model_validator(mode="after")
-    def _module_is_trained_as_it_is(self) -> Self:
+        # A network of one's own is trained as it is.
         of_ours = {"kernels": "fused", "parallel": "fsdp", "optimizer": "muon"}
         for key in ("init_from", "compile", "lora", "mask_documents", "z_loss", *of_ours) if self.model.module else ():
             value = getattr(self.training, key)
@@ -137,10 +134,6 @@ class RunConfig(Section, use_attribute_docstrings=True):
         loss_on = self.data.loss_on
         if self.model.module and loss_on:
             raise ValueError(f"data.loss_on = {loss_on!r} is only for the networks that Cairn has; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _gates_have_their_suites(self) -> Self:
         known = ["", self.evaluation.name, *(item.name for item in self.evaluation.evaluators if item.required)]
         for suite in (gate.suite for gate in self.promotion.gates if gate.suite not in known):
             remedy = f"name one of {', '.join(known[1:])}, or require it"
