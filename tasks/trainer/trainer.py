@@ -220,10 +220,12 @@ class Trainer:
         self._staging.begin(checkpoint, before=self._reporter.publish)
 
     def finish(self) -> None:
-        """Stop reading ahead, and wait until this rank has staged its part of the checkpoint, rank 0 all of it."""
+        """Stop reading ahead, and wait until the checkpoint is staged."""
         assert self._data.inputs.loader is not None
         self._data.inputs.loader.close()
         self._staging.wait()
+        if self._ranks.place is None:  # others may be lost, and rank 0 waits for what they write
+            self._ranks.any(False)
 
     def _on_step(self, result: StepResult) -> None:
         self._reporter.report(result)

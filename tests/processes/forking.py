@@ -52,7 +52,7 @@ _IMPORTS = (
     "torch._dynamo",
     "uvicorn",
 )
-_STARTERS = ("cairn.cli.command", "cairn.tasks.trainer.trainer_group", "tests.chaos.rank_launcher")
+_STARTERS = ("cairn.cli.command", "cairn.tasks.trainer.trainer_group", "tests.programs.chaos.rank_launcher")
 """The programs that start others of `PROGRAMS`."""
 _process = ctypes.PyDLL(None, use_errno=True)
 """Keeps the interpreter's lock in its calls: a released one would stay so in the new process."""

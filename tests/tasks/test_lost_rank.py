@@ -7,8 +7,8 @@ import pytest
 
 from cairn.tasks.trainer import rank_values, trainer_protocol
 from cairn.tasks.trainer.trainer_group import GO_ON, Survival, watch
-from tests.chaos.rank_campaign import find_problems
-from tests.chaos.rank_run import STEPS, Ended, RankRun
+from tests.programs.chaos.rank_campaign import find_problems
+from tests.programs.chaos.rank_run import STEPS, Ended, RankRun
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,98 @@
+"""Seeded kills of ranks (`make chaos-ranks`): four processes on one machine.
+
+Each run kills one to three of the ranks that are not the first, at places of a step that the seed draws: no step is
+lost, every checkpoint has the digest of the run of one process, no process is left, and the next step begins in time.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.programs.chaos.rank_run import STEPS, Ended, RankRun
+from tests.programs.chaos.rank_victim import NAMES, SUSPENDED
+
+PROCESSES = 4
+BOUND_SECONDS = 2.0
+_COUNTS = {"forward": 24, "backward": 24, "flags": 30, "whole": 24, "copy": 4, "stage": 4, "publish": 4}
+"""How often a rank comes to a place in a run of four; to the others once a step, or once a loss."""
+_MOST = 12
+_HANGS = 0.05
+
+
+def draw_kills(random_numbers: random.Random) -> str:
+    """Return one to three kills, the first anywhere, the later ones often while the others meet; or one hang."""
+    if random_numbers.random() < _HANGS:
+        place, rank = (
+            random_numbers.choice(("forward", "flags", "parts", "losses", "update")),
+            random_numbers.randint(1, 3),
+        )
+        return f"{rank}:{SUSPENDED}{place}:{random_numbers.randint(2, _MOST)}"
+    victims = random_numbers.sample(range(1, PROCESSES), random_numbers.choice((1, 1, 2, 2, 3)))
+    kills = []
+    for number, rank in enumerate(victims):
+        is_meeting = number > 0 and random_numbers.random() < 0.5
+        names = [name for name in NAMES if name.endswith(("meet", "connect")) == is_meeting]
+        name = random_numbers.choice(names)
+        count = random_numbers.randint(1, number + 1 if is_meeting else _COUNTS.get(name.removeprefix("after-"), _MOST))
+        if name.endswith(("connect", "flags")):
+            count += 1  # the first is the start's, before which an attempt begins anew
+        kills.append(f"{rank}:{name}:{count}")
+    return ",".join(kills)
+
+
+def find_problems(ended: Ended, reference: Ended) -> list[str]:
+    """Return what does not hold of a run that was struck."""
+    problems = [ended.problem] if ended.problem else []
+    if ended.steps != tuple(range(1, STEPS + 1)):
+        problems.append(f"steps {ended.steps}")
+    if wrong := [step for step, digest in ended.digests.items() if reference.digests.get(step) != digest]:
+        problems.append(f"other bits at steps {wrong}")
+    if missing := set(reference.digests) - set(ended.digests) - set(ended.dropped):
+        problems.append(f"no checkpoint of steps {sorted(missing)}")
+    if STEPS not in ended.digests:
+        problems.append("no last checkpoint")
+    is_hang = any(death.startswith(SUSPENDED) for death in ended.deaths)
+    if not is_hang and (late := [gap for gap in ended.gaps if gap > BOUND_SECONDS]):
+        problems.append(f"the next step came after {late} s")
+    if not ended.survivors_kept:
+        problems.append("a process that was not killed has ended")
+    return problems
+
+
+def main() -> None:
+    """Run the campaign, print each run that fails, and exit with their number."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so long")
+    parser.add_argument("--kills", default="", help="the kills of one run instead")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        runs, failed, places, longest, began = RankRun(Path(folder)), 0, Counter[str](), 0.0, time.monotonic()
+        reference, deaths, dropped = runs.run(1), 0, 0
+        done = 0
+        for seed in range(given.seed, given.seed + given.runs):
+            if time.monotonic() - began > 60 * given.minutes:
+                break
+            done += 1
+            kills = given.kills or draw_kills(random.Random(seed))
+            ended = runs.run(PROCESSES, kills)
+            deaths, dropped = deaths + len(ended.deaths), dropped + len(ended.dropped)
+            places.update(ended.deaths)
+            if SUSPENDED not in kills:
+                longest = max(longest, *ended.gaps, 0.0)
+            if problems := find_problems(ended, reference):
+                failed += 1
+                print(f"seed {seed}, {kills}: {'; '.join(problems)}", flush=True)
+        seconds = time.monotonic() - began
+    print(f"{done} runs, {deaths} ranks killed, {failed} failed, {dropped} checkpoints dropped, ", end="")
+    print(f"longest wait {longest:.2f} s, {seconds:.0f} s in all; killed: {dict(places.most_common())}")
+    sys.exit(min(failed, 1))
+
+
+if __name__ == "__main__":
+    main()
