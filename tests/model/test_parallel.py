@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from cairn.model.configuration.training import Parallel
 from cairn.model.training import parallel
 from cairn.model.training.parallel import SINGLE_RANK, copy_into, gather_full, is_peer_loss, local_rows
 
@@ -23,7 +24,7 @@ def test_a_single_rank_exchanges_nothing_and_changes_no_bit() -> None:
     ("device", "mode", "can_go_on"), [("cpu", "ddp", True), ("cpu", "fsdp", False), ("cuda", "ddp", False)]
 )
 def test_only_replicated_ranks_of_gloo_go_on_without_one_that_is_lost(
-    monkeypatch: pytest.MonkeyPatch, device: str, mode: Any, can_go_on: bool
+    monkeypatch: pytest.MonkeyPatch, device: str, mode: Parallel, can_go_on: bool
 ) -> None:
     asked, place = list[Any](), cast(Any, object())
     monkeypatch.setattr(parallel, "_connect", lambda *given: asked.append(given))
