@@ -226,7 +226,7 @@ def _report(
             data_seconds=inputs.loader.take_waited_seconds() if inputs.loader else 0.0,
             loss_scale=result.loss_scale,
             weights_digest=result.weights_digest,
-            slowest_rank=slowest,
+            slowest_rank=None if slowest is None else state.ranks.position.members[slowest],
             slowest_rank_seconds=None if slowest is None else own[slowest],
             median_rank_seconds=median_low(own) if own else None,
         )
