@@ -67,7 +67,10 @@ def compare_metric(
     if other is None or metric not in other.metrics:
         return _unlike(item, champion, metric)
     value, before = item.metrics[metric], other.metrics[metric]
-    error = _printed_error(metric, item, other)
+    name, comma, rest = metric.partition(",")
+    printed = [one.metrics.get(f"{name}_stderr{comma}{rest}") for one in (item, other)]
+    known = [error for error in printed if error is not None]
+    error = math.hypot(*known) if len(known) == len(printed) else None
     if isinstance(item, EvaluationRecorded) and isinstance(other, EvaluationRecorded):
         sides = [(run_id, item), (champion.run_id, other)]
         try:
@@ -98,11 +101,6 @@ def paired_error(losses: Sequence[float], others: Sequence[float]) -> float | No
     return statistics.stdev(means) / math.sqrt(blocks)
 
 
-def describe_difference(difference: MetricDifference) -> str:
-    """Return both values, and the difference with its error."""
-    return f"{difference.metric} {difference.value:.4f}, before {difference.before:.4f}: {difference}"
-
-
 def describe_failure(gate: MetricGate, key: str, difference: MetricDifference) -> str:
     """Return why the gate of a key refuses: an improvement is not shown, or a regression is; empty if it does not."""
     noise = NOISE_IN_ERRORS * (difference.error or 0.0)
@@ -118,13 +116,6 @@ def describe_failure(gate: MetricGate, key: str, difference: MetricDifference) -
     suite = f" of {gate.suite}" if gate.suite else ""
     limit = f"{where} the champion's {difference.before:.4f}{by}"
     return f"{difference.metric}{suite} {difference.value:.4f} {verb} {limit}, and is {difference}"
-
-
-def _printed_error(metric: str, *measured: Measured) -> float | None:
-    name, comma, rest = metric.partition(",")
-    errors = [item.metrics.get(f"{name}_stderr{comma}{rest}") for item in measured]
-    known = [error for error in errors if error is not None]
-    return math.hypot(*known) if len(known) == len(errors) else None
 
 
 def _unlike(item: Measured, champion: Side, metric: str) -> str:

@@ -5,7 +5,7 @@ GPT-3, appendix B (2020). Overfitting: Prechelt, Early Stopping, 1998.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -162,8 +162,13 @@ def judge(curve: Curve) -> CurveVerdict:
         val=tuple(val),
         train_at_val=curve_statistics.levels_at(curve, losses, [step for step, _ in val]),
     )
-    symptoms = {kind: find(curve) for kind, find in _SYMPTOMS}
-    for kind, why in chain(((kind, rule(seen)) for kind, rule in _RULES), symptoms.items()):
+    symptoms = {
+        VerdictKind.CLIPPING: run_symptoms.find_clipped_updates(curve),
+        VerdictKind.REPEATING: run_symptoms.find_repeating_samples(curve),
+        VerdictKind.SLOW: run_symptoms.find_collapsed_throughput(curve),
+        VerdictKind.STRAGGLING: run_symptoms.find_straggler(curve),
+    }
+    for kind, why in chain(_find_problems(seen), symptoms.items()):
         if why:
             others = (text for other, text in symptoms.items() if text and other is not kind)
             return _verdict(curve, kind, "; also: ".join([why, *others]), _numbers(seen))
@@ -175,36 +180,47 @@ def judge(curve: Curve) -> CurveVerdict:
     return _verdict(curve, VerdictKind.HEALTHY, f"{now}; {end}", _numbers(seen))
 
 
-def _diverging(seen: _Measured) -> str:
-    level = seen.level
+def _find_problems(seen: _Measured) -> Iterator[tuple[VerdictKind, str]]:
+    """Yield the rules from the worst on, each with the reason, or "" if it does not hold."""
+    curve, level, rates, val = seen.curve, seen.level, seen.curve.learning_rates, [loss for _, loss in seen.val]
+    if val and not math.isfinite(val[-1]):
+        yield VerdictKind.DIVERGING, f"the val loss at step {seen.val[-1][0]} is not a number"
     now = f"train loss {level.now:.2f} (median of the last {level.window_steps} steps)"
     margin = max(_RISE_SHARE * level.best, _RISE_ERRORS * level.standard_error, _RISE_NATS)
-    if seen.val and not math.isfinite(seen.val[-1][1]):
-        return f"the val loss at step {seen.val[-1][0]} is not a number"
     if level.now > level.best + margin:
         above = f"{level.now - level.best:.2f} nats above {level.best:.2f} at step {level.best_step}"
-        return f"{now} lies {above}; up to {margin:.2f} would be noise"
+        yield VerdictKind.DIVERGING, f"{now} lies {above}; up to {margin:.2f} would be noise"
+    guess = f"ln({curve.vocab_size}) = {seen.uniform:.2f} nats"
     if seen.uniform and level.now > seen.uniform * (1 + _GUESS_SHARE):
-        return f"{now} is worse than a uniform guess, ln({seen.curve.vocab_size}) = {seen.uniform:.2f} nats"
-    return ""
-
-
-def _warming_up(seen: _Measured) -> str:
-    # The learning rate rose, and its maximum lies within the newest window.
-    curve, rates = seen.curve, seen.curve.learning_rates
-    first = curve.beginning.first_lr if curve.beginning.count else rates[0] if len(rates) else 0.0
-    is_rising = len(rates) > 0 and rates[-1] > first and curve.steps_since_highest_lr() <= seen.level.window_steps
-    near = _stuck(seen) if is_rising or curve.count < _FEWEST_STUCK_STEPS else ""
-    return f"{near}; warm-up is not over" if near else ""
-
-
-def _stuck(seen: _Measured) -> str:
-    if not seen.uniform or seen.level.now < seen.uniform * (1 - _STUCK_SHARE):
-        return ""
-    rates = seen.curve.learning_rates
-    rate = f"; the learning rate is {rates[-1]:.3g}" if rates else ""
-    guess = f"ln({seen.curve.vocab_size}) = {seen.uniform:.2f} nats, the loss of a uniform guess"
-    return f"train loss {seen.level.now:.2f} after {seen.curve.count} steps is near {guess}{rate}"
+        yield VerdictKind.DIVERGING, f"{now} is worse than a uniform guess, {guess}"
+    if seen.uniform and level.now >= seen.uniform * (1 - _STUCK_SHARE):
+        rate = f"; the learning rate is {rates[-1]:.3g}" if rates else ""
+        after = f"train loss {level.now:.2f} after {curve.count} steps"
+        near = f"{after} is near {guess}, the loss of a uniform guess{rate}"
+        # The learning rate rose, and its maximum lies within the newest window.
+        first = curve.beginning.first_lr if curve.beginning.count else rates[0] if len(rates) else 0.0
+        is_rising = len(rates) > 0 and rates[-1] > first and curve.steps_since_highest_lr() <= level.window_steps
+        if is_rising or curve.count < _FEWEST_STUCK_STEPS:
+            yield VerdictKind.TOO_EARLY, f"{near}; warm-up is not over"
+        yield VerdictKind.STUCK, near
+    yield VerdictKind.OVERFITTING, _overfitting(seen)
+    if (spikes := seen.spikes).count:
+        norm = f", gradient norm {spikes.worst_grad_ratio:.1f} × its median" if spikes.worst_grad_ratio else ""
+        found = f"{format_count(spikes.count, 'spike')} of the train loss in the last {spikes.looked_back_steps} steps"
+        worst = f"the worst at step {spikes.worst_step}: {spikes.worst_rise:.2f} nats above the steps before it"
+        yield VerdictKind.SPIKING, f"{found}, {worst} (noise {spikes.noise:.2f} nats{norm})"
+    since = seen.since_step + level.window_steps if seen.since_step else 0
+    steps = sorted({curve.step_at(curve.count // 3), since} - {0})
+    then, step = max(zip(curve_statistics.levels_at(curve, seen.losses, steps), steps, strict=True))
+    if curve.steps[-1] - steps[-1] >= _FLAT_STEPS - 1 and level.now > then * (1 - _FLAT_SHARE):
+        before = f"{then:.3f} at step {step}, {curve.steps[-1] - step} steps ago"
+        improves = f"train loss {level.now:.3f} improves on {before}"
+        yield VerdictKind.PLATEAU, f"{improves}, by less than {_FLAT_SHARE:.0%}"
+    count = _PLATEAU_EVALUATIONS
+    if len(val) > count and min(val[-count:]) > min(val[:-count]) * (1 - _PLATEAU_SHARE):
+        newest = f"the best val loss of the last {count} evaluations, {min(val[-count:]):.3f}"
+        improves = f"{newest}, improves on {min(val[:-count]):.3f} before them"
+        yield VerdictKind.PLATEAU, f"{improves} by less than {_PLATEAU_SHARE:.1%}"
 
 
 def _overfitting(seen: _Measured) -> str:
@@ -220,55 +236,6 @@ def _overfitting(seen: _Measured) -> str:
     now = f"val loss {val[-1]:.2f} is {ratios[-1]:.2f} × train loss {train[-1]:.2f}"
     since = f"it was never better than at step {seen.val[best][0]} ({val[best]:.2f})"
     return f"{now}; over the last {count} evaluations {since}, while the train loss fell from {train[best]:.2f}"
-
-
-def _spiking(seen: _Measured) -> str:
-    spikes = seen.spikes
-    if not spikes.count:
-        return ""
-    norm = f", gradient norm {spikes.worst_grad_ratio:.1f} × its median" if spikes.worst_grad_ratio else ""
-    counted = f"{format_count(spikes.count, 'spike')} of the train loss in the last {spikes.looked_back_steps} steps"
-    worst = f"the worst at step {spikes.worst_step}: {spikes.worst_rise:.2f} nats above the steps before it"
-    return f"{counted}, {worst} (noise {spikes.noise:.2f} nats{norm})"
-
-
-def _flat_train_loss(seen: _Measured) -> str:
-    curve, since = seen.curve, seen.since_step + seen.level.window_steps if seen.since_step else 0
-    steps = sorted({curve.step_at(curve.count // 3), since} - {0})
-    then, step = max(zip(curve_statistics.levels_at(curve, seen.losses, steps), steps, strict=True))
-    if curve.steps[-1] - steps[-1] < _FLAT_STEPS - 1 or seen.level.now <= then * (1 - _FLAT_SHARE):
-        return ""
-    before = f"{then:.3f} at step {step}, {curve.steps[-1] - step} steps ago"
-    return f"train loss {seen.level.now:.3f} improves on {before}, by less than {_FLAT_SHARE:.0%}"
-
-
-def _flat_val_loss(seen: _Measured) -> str:
-    count, val = _PLATEAU_EVALUATIONS, [loss for _, loss in seen.val]
-    if len(val) <= count:
-        return ""
-    before, since = min(val[:-count]), min(val[-count:])
-    if since <= before * (1 - _PLATEAU_SHARE):
-        return ""
-    newest = f"the best val loss of the last {count} evaluations, {since:.3f}"
-    return f"{newest}, improves on {before:.3f} before them by less than {_PLATEAU_SHARE:.1%}"
-
-
-_RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
-    (VerdictKind.DIVERGING, _diverging),
-    (VerdictKind.TOO_EARLY, _warming_up),
-    (VerdictKind.STUCK, _stuck),
-    (VerdictKind.OVERFITTING, _overfitting),
-    (VerdictKind.SPIKING, _spiking),
-    (VerdictKind.PLATEAU, _flat_train_loss),
-    (VerdictKind.PLATEAU, _flat_val_loss),
-)
-_SYMPTOMS: tuple[tuple[VerdictKind, Callable[[Curve], str]], ...] = (
-    (VerdictKind.CLIPPING, run_symptoms.find_clipped_updates),
-    (VerdictKind.REPEATING, run_symptoms.find_repeating_samples),
-    (VerdictKind.SLOW, run_symptoms.find_collapsed_throughput),
-    (VerdictKind.STRAGGLING, run_symptoms.find_straggler),
-)
-"""From the worst on, the symptoms last; each returns the reason, or "" if it does not hold."""
 
 
 def _numbers(seen: _Measured) -> dict[str, float]:
