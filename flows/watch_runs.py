@@ -1,7 +1,6 @@
 """The flow `watch-runs`: continue every run whose owner is gone or whose back-off is over; idempotent."""
 
 from collections import Counter
-from itertools import chain
 
 from prefect import flow, get_run_logger
 
@@ -35,7 +34,7 @@ def watch_runs(
             logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
         return polled
 
-    rows = list(chain.from_iterable(known_stores.visit_stores(store, store_credentials, poll, logger.warning)))
+    rows = known_stores.visit_stores(store, store_credentials, poll, logger.warning)
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
     continued = ", ".join(row.run_id for row in rows if row.action == WatchAction.CONTINUED)
     return flow_run.completed(f"{counts or 'no runs'}{f'; continued: {continued}' if continued else ''}")

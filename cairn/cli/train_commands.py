@@ -222,7 +222,7 @@ def _print_plans(
 
     `machines` and the memory of their GPUs, if not 0, are planned for instead of those that are there.
     """
-    from cairn.flows.preparation import preflight, store_room
+    from cairn.flows.preparation import preflight
     from cairn.flows.preparation.training_plan import PlanAction, plan_training
     from cairn.flows.preparation.training_request import resolve_request
     from cairn.tasks.trainer.trainer_group import planned_variables, trainer_group
@@ -247,7 +247,7 @@ def _print_plans(
     for plan, settled, memory, run_store in plans:
         preflight.require_memory(settled, plan.data.vocab_size, plan.memory.sizes, memory)
         if plan.action != PlanAction.NOTHING:
-            store_room.require_room(run_store, plan.room)
+            preflight.require_room(run_store, plan.room)
     return ExitCode.DONE
 
 

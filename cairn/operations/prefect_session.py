@@ -90,7 +90,7 @@ def training_session(
     name = run_overview.flow_run_name(log.run_id, log.state.latest_attempt)
     witness = flow_run.Witness(train_gpt.train_gpt, name, given, server, say=output.say)
     if not server.is_ephemeral:
-        witness.flow_run.want()  # a server that runs already takes no core from the first step
+        witness.flow_run.wanted.set()  # a server that runs already takes no core from the first step
     by = active_run.starter(os.environ)
     host = active_run.Host(shutdown=ShutdownSignal(), warm=warm, flow_run=witness.flow_run, continued_by=by)
     try:

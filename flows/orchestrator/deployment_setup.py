@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import yaml
 from prefect import Flow
@@ -20,7 +19,7 @@ from prefect.client.schemas.objects import ConcurrencyOptions
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, construct_schedule
 from prefect.events import DeploymentTriggerTypes
-from prefect.events.schemas.automations import Automation, AutomationCore
+from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from pydantic import TypeAdapter
@@ -86,8 +85,13 @@ async def _deploy(client: PrefectClient, item: Mapping[str, Any]) -> Sequence[st
         made = await client.create_deployment(flow_id, item["name"], **fields)
         deployment = await client.read_deployment(made)
         said.append(f"deployment {name}: made")
-    automations = _wanted_automations(item, deployment.id)
-    present = await _read_automations(client, deployment.id)
+    automations = dict[str, AutomationCore]()
+    for given in item.get("triggers", ()):
+        trigger = _TRIGGER.validate_python(dict(given))
+        trigger.set_deployment_id(deployment.id)
+        automations[f"{_AUTOMATION}{trigger.name}"] = trigger.as_automation()
+    related = await client.read_resource_related_automations(f"prefect.deployment.{deployment.id}")
+    present = {f"{_AUTOMATION}{automation.name}": automation for automation in related}
     wanted |= {key: _comparable(automation) for key, automation in automations.items()}
     found = _found_settings(deployment) | {key: _comparable(automation) for key, automation in present.items()}
     variable = f"cairn_deployed_{deployment.id.hex}"
@@ -96,7 +100,14 @@ async def _deploy(client: PrefectClient, item: Mapping[str, Any]) -> Sequence[st
         await client.update_deployment(deployment.id, DeploymentUpdate(**fields))
     changed = changes.written | changes.removed
     for key in changed & (automations.keys() | present.keys()):
-        await _replace_automation(client, present.get(key), automations.get(key))
+        old, new = present.get(key), automations.get(key)
+        if new is None:
+            await client.delete_automation(present[key].id)
+        elif old is None:
+            await client.create_automation(new)
+        else:
+            written = new.model_dump(exclude={"owner_resource"}) | {"enabled": old.enabled}
+            await client.update_automation(old.id, AutomationCore.model_validate(written))
     await remember_deployed(client, variable, wanted)
     if changed and not said:
         said.append(f"deployment {name}: changed by the code: {', '.join(sorted(changed))}")
@@ -153,30 +164,8 @@ def _fields(changes: Changes, wanted: Mapping[str, Any], before: Mapping[str, An
     return written | ({"parameters": parameters} if parameters != before else {})
 
 
-def _wanted_automations(item: Mapping[str, Any], deployment_id: UUID) -> dict[str, AutomationCore]:
-    triggers = [_TRIGGER.validate_python(dict(given)) for given in item.get("triggers", ())]
-    for trigger in triggers:
-        trigger.set_deployment_id(deployment_id)
-    return {f"{_AUTOMATION}{trigger.name}": trigger.as_automation() for trigger in triggers}
-
-
-async def _read_automations(client: PrefectClient, deployment_id: UUID) -> dict[str, Automation]:
-    found = await client.read_resource_related_automations(f"prefect.deployment.{deployment_id}")
-    return {f"{_AUTOMATION}{automation.name}": automation for automation in found}
-
-
 def _comparable(automation: AutomationCore) -> object:
     """Return what the code says of an automation: not whether it is switched on."""
     said = automation.model_dump(mode="json", include={"description", "trigger", "actions"})
     said["trigger"].pop("id", None)
     return said
-
-
-async def _replace_automation(client: PrefectClient, found: Automation | None, wanted: AutomationCore | None) -> None:
-    if wanted is None and found is not None:
-        await client.delete_automation(found.id)
-    elif wanted is not None and found is None:
-        await client.create_automation(wanted)
-    elif wanted is not None and found is not None:
-        changed = wanted.model_dump(exclude={"owner_resource"}) | {"enabled": found.enabled}
-        await client.update_automation(found.id, AutomationCore.model_validate(changed))

@@ -49,12 +49,7 @@ _STATES: Mapping[str, Callable[..., State[Any]]] = {
     FlowOutcome.FENCED: states.Cancelled,
     "live-owner": states.Cancelled,
 }
-_CONTINUED: frozenset[str] = frozenset(
-    {
-        *(FlowOutcome.COMPLETED, FlowOutcome.PREEMPTED, FlowOutcome.PAUSED),
-        *(FlowOutcome.FENCED, FlowOutcome.TRAINED_ELSEWHERE, "live-owner"),
-    }
-)
+_CONTINUED = {*_STATES, FlowOutcome.TRAINED_ELSEWHERE} - {FlowOutcome.INTERRUPTED, FlowOutcome.CANCELLED}
 """Ends after which no person has to start anything."""
 _RUNNING: Callable[..., State[Any]] = states.Running
 Request = Callable[[SyncPrefectClient, UUID], object]
@@ -80,30 +75,24 @@ class FlowRun:
         self.id, self.parameters, self.echo = flow_run_id, parameters or {}, echo
         self.keeps_name = False  # a person has named it
         self.is_expected = is_expected or flow_run_id is not None
-        self.is_wanted, self._is_settled = threading.Event(), threading.Event()
+        self.wanted = threading.Event()
+        """Set by the first step of the run, or its end: the witness begins."""
+        self.settled = threading.Event()
+        """Set once it is known whether there is one."""
         if flow_run_id is not None or not is_expected:
-            self._is_settled.set()
-
-    def want(self) -> None:
-        """Have the witness begin: the run has done its first step, or its end."""
-        self.is_wanted.set()
+            self.settled.set()
 
     def settle(self, flow_run_id: str | None) -> None:
         """Record the id, or that there will be none; the first answer stays."""
-        if not self._is_settled.is_set():
+        if not self.settled.is_set():
             self.id = flow_run_id
-            self._is_settled.set()
-        self.is_wanted.set()
+            self.settled.set()
+        self.wanted.set()
 
     def wait_id(self, timeout_seconds: float | None = None) -> UUID | None:
         """Wait until the id is known and return it; None if there is none by then."""
-        self._is_settled.wait(timeout_seconds)
+        self.settled.wait(timeout_seconds)
         return UUID(self.id) if self.id else None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it is known whether there is one."""
-        return self._is_settled.is_set()
 
 
 class Witness:
@@ -154,7 +143,7 @@ class Witness:
         """Show how the run ended, with its reason as a tag; `at_once` waits for no server: the process has to leave."""
         if at_once:
             self.flow_run.settle(None)
-        self.flow_run.want()
+        self.flow_run.wanted.set()
 
         def show(client: SyncPrefectClient, flow_run_id: UUID) -> None:
             with suppress(PrefectHTTPStatusError):
@@ -181,8 +170,9 @@ class Witness:
 
     def _show(self) -> None:
         try:
-            self.flow_run.is_wanted.wait()
-            if self.flow_run.is_settled or not self._server.wait_ready() or self.flow_run.is_settled:
+            self.flow_run.wanted.wait()
+            is_settled = self.flow_run.settled.is_set
+            if is_settled() or not self._server.wait_ready() or is_settled():
                 return
             with suppress(Exception), get_client(sync_client=True) as client:  # whatever Prefect does, the run goes on
                 given = dict(self.flow_run.parameters)

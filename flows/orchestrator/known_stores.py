@@ -5,7 +5,7 @@ forgets one until a run of it is started again.
 """
 
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import TypeVar
 from uuid import UUID
@@ -42,7 +42,9 @@ def record_store(url: str, run_id: str, credentials: str, say: Callable[[str], N
         say(f"store {url} is not on record in Prefect, where watch-runs and sweep-checkpoints look for it: {error}")
 
 
-def visit_stores(given: str, credentials: str, act: Callable[[str], T], say: Callable[[str], None]) -> list[T]:
+def visit_stores(
+    given: str, credentials: str, act: Callable[[str], Iterable[T]], say: Callable[[str], None]
+) -> list[T]:
     """Act on the given store, or without one on this worker's own and all on record; raises the first error at the end.
 
     The environment has the credentials of the store that is visited.
@@ -58,7 +60,7 @@ def visit_stores(given: str, credentials: str, act: Callable[[str], T], say: Cal
     for url, (name, named) in stores.items():
         try:
             with _using_credentials(named, os.environ):
-                results.append(act(url))
+                results.extend(act(url))
         except EXPECTED_ERRORS as error:
             first = first or error
             if name:

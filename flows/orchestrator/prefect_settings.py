@@ -15,8 +15,8 @@ import sys
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from http.client import HTTPException
 from importlib import metadata, util
 from pathlib import Path
@@ -147,28 +147,21 @@ def _read_settings() -> None:
     # Prefect has no setting for it, and reads its settings while it is imported; nothing else here uses this library.
     DotEnvSettingsSource._read_env_files = lambda self: {}  # type: ignore[method-assign]
     ConfigFileSourceMixin._read_files = lambda self, files, deep_merge=False: {}  # type: ignore[method-assign]
-    with _only_readable_certificates():
+    certificates = os.environ.get("SSL_CERT_FILE")
+    try:
+        if certificates:
+            ssl.create_default_context(cafile=certificates)
+        certificates = None
+    except OSError:  # one that cannot be read is hidden: Prefect makes an HTTPS client while it is imported
+        del os.environ["SSL_CERT_FILE"]
+    try:
         import prefect.main  # noqa: F401 (sets its log up)
         from prefect.context import refresh_global_settings_context
 
         refresh_global_settings_context()
-
-
-@contextmanager
-def _only_readable_certificates() -> Iterator[None]:
-    """Hide a certificate file that cannot be read: Prefect makes an HTTPS client while it is imported."""
-    path = os.environ.get("SSL_CERT_FILE")
-    try:
-        if path:
-            ssl.create_default_context(cafile=path)
-        path = None
-    except OSError:
-        del os.environ["SSL_CERT_FILE"]
-    try:
-        yield
     finally:
-        if path:
-            os.environ["SSL_CERT_FILE"] = path
+        if certificates:
+            os.environ["SSL_CERT_FILE"] = certificates
 
 
 def server_address(environment: Mapping[str, str]) -> str:

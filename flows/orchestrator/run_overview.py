@@ -6,6 +6,7 @@ asks the API for a concurrency slot before it starts a tagged task.
 
 import base64
 import json
+import math
 import re
 import threading
 import time
@@ -153,30 +154,20 @@ def _narrow(table: tables.Table, columns: Sequence[str]) -> str:
     return tables.markdown_table(replace(table, columns=tuple(table.columns[number] for number in kept), rows=rows))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing:
-    """When a plot was drawn on the monotonic clock, how long it took, and how many attempts had ended."""
+def drawing_pause(cost_seconds: float, *, age_seconds: float, has_news: bool) -> float:
+    """Return how long a plot that took `cost_seconds` stands, `age_seconds` after the flow began.
 
-    at_seconds: float
-    cost_seconds: float
-    ended_attempts: int
-
-
-def is_due(before: Drawing | None, *, now_seconds: float, age_seconds: float, ended_attempts: int) -> bool:
-    """Return whether to draw again `age_seconds` after the flow began; the end of an attempt makes it due sooner."""
-    if before is None:
-        return True
-    wait = max(_LEAST_SECONDS, _PAUSE_PER_COST * before.cost_seconds)
-    if ended_attempts == before.ended_attempts:
-        wait = max(wait, _SHARE_OF_AGE * age_seconds)
-    return now_seconds - before.at_seconds >= wait
+    An attempt's end since then is news, which makes the next one due sooner.
+    """
+    least = max(_LEAST_SECONDS, _PAUSE_PER_COST * cost_seconds)
+    return least if has_news else max(least, _SHARE_OF_AGE * age_seconds)
 
 
-def curve_markdown(log: run_log.RunLog, read: ReadSteps = step_log.read_step_records) -> str | None:
-    """Return the plot, as Markdown with the PNG inside, and a line about the run; None before the first step."""
+def curve_markdown(log: run_log.RunLog, read: ReadSteps = step_log.read_step_records) -> str:
+    """Return the plot, as Markdown with the PNG inside, and a line about the run; empty before the first step."""
     curves = gather_curves(log, read=read)
     if not curves.points:
-        return None
+        return ""
     from cairn.reports.plots.curve_plot import draw_run  # numpy and matplotlib: only where something is drawn
 
     image = base64.b64encode(draw_run(curves, width_px=900, height_px=600)).decode()
@@ -190,7 +181,7 @@ class RunOverview:
         self._log, self._flow_run = log, flow_run
         self._began = time.monotonic()
         self._told = {attempt.started.attempt for attempt in log.state.attempts if attempt.ended is not None}
-        self._drawn: Drawing | None = None
+        self._drawn_at, self._drawing_seconds, self._drawn_ends = -math.inf, 0.0, 0
         self._curve = self._shown = self._name = ""
         self.question = ""  # that a person is asked
         self._artifact_id: UUID | None = None
@@ -208,7 +199,7 @@ class RunOverview:
             try:
                 yield
             finally:
-                self._flow_run.want()
+                self._flow_run.wanted.set()
 
     def _publish_all(self, stop: threading.Event) -> None:
         if (flow_run_id := self._flow_run.wait_id()) is None:
@@ -230,11 +221,11 @@ class RunOverview:
             client.update_flow_run(flow_run_id, name=name)
             self._name = name
         now, ended = time.monotonic(), sum(attempt.ended is not None for attempt in self._log.state.attempts)
-        is_curve_due = is_due(self._drawn, now_seconds=now, age_seconds=now - self._began, ended_attempts=ended)
-        if (is_last or is_curve_due) and (markdown := curve_markdown(self._log, self._read_steps)) is not None:
-            drawn_at = time.monotonic()
-            self._drawn = Drawing(at_seconds=drawn_at, cost_seconds=drawn_at - now, ended_attempts=ended)
-            self._curve = markdown
+        age, has_news = now - self._began, ended != self._drawn_ends
+        pause = drawing_pause(self._drawing_seconds, age_seconds=age, has_news=has_news)
+        if (is_last or now - self._drawn_at >= pause) and (curve := curve_markdown(self._log, self._read_steps)):
+            self._curve, self._drawn_at, self._drawn_ends = curve, time.monotonic(), ended
+            self._drawing_seconds = self._drawn_at - now
         self._form = self._form or find_evaluation_form(client, self._flow_run.parameters)
         page = overview_markdown(self._log, self._curve, self.question, self._form)
         if page != self._shown:

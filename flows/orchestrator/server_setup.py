@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -94,58 +95,51 @@ def take_credentials(name: str, environment: MutableMapping[str, str]) -> None:
 def accelerator_slot(
     say: Callable[[str], None], *, is_stopping: Callable[[], bool] = lambda: False, most_seconds: float = 3600.0
 ) -> Iterator[None]:
-    """Hold a place while the block runs; a flow run that no deployment has asks for none."""
+    """Hold a place while the block runs; a flow run that no deployment has asks for none.
+
+    A thread of its own asks for the place, renews it and gives it back, so that no slow API delays the flow.
+    """
     if not runtime.flow_run.get_id():
         yield
         return
-    slot, context = _Slot(), copy_context()  # a thread's own context would not know this server
+    taken, ready, context = threading.Event(), threading.Event(), copy_context()
 
     def hold(left: threading.Event) -> None:
-        context.run(slot.hold, left)
-
-    with running_beside(hold, name="accelerator-slot", join_seconds=_RELEASE_SECONDS):
-        slot.wait(say, is_stopping, most_seconds)
-        yield
-
-
-class _Slot:
-    """Asks for the place, renews it and gives it back in a thread of its own, so that no slow API delays the flow."""
-
-    def __init__(self) -> None:
-        self.taken, self.ready = threading.Event(), threading.Event()
-
-    def hold(self, left: threading.Event) -> None:
         with suppress(Exception), get_client(sync_client=True) as client:  # an API that fails costs the place
-            lease = self._acquire(client, left) if runtime.deployment.get_id() is not None else None
-            self.ready.set()
+            lease = _acquire(client, left, taken) if runtime.deployment.get_id() is not None else None
+            ready.set()
             while lease is not None and not left.wait(_LEASE_SECONDS / 3):
                 client.renew_concurrency_lease(lease, _LEASE_SECONDS)
             if lease is not None:
                 client.release_concurrency_slots_with_lease(lease)
-        self.ready.set()
+        ready.set()
 
-    def wait(self, say: Callable[[str], None], is_stopping: Callable[[], bool], most_seconds: float) -> None:
+    # A thread's own context would not know this server.
+    holding = running_beside(partial(context.run, hold), name="accelerator-slot", join_seconds=_RELEASE_SECONDS)
+    with holding:
         until, is_told = time.monotonic() + _ANSWER_SECONDS, False
-        while not self.ready.wait(_LOOK_SECONDS) and time.monotonic() < until and not is_stopping():
-            if self.taken.is_set() and not is_told:
+        while not ready.wait(_LOOK_SECONDS) and time.monotonic() < until and not is_stopping():
+            if taken.is_set() and not is_told:
                 until, is_told = time.monotonic() + most_seconds, True
                 say(f"all places of {ACCELERATORS} are taken: waits for one, at most {most_seconds:.0f} s")
-        if is_told and not self.ready.is_set() and not is_stopping():
+        if is_told and not ready.is_set() and not is_stopping():
             say(f"no place of {ACCELERATORS} became free: goes on all the same")
+        yield
 
-    def _acquire(self, client: SyncPrefectClient, left: threading.Event) -> UUID | None:
-        """Return the lease, or None where there is no such limit or it is switched off."""
-        while not left.is_set():
-            try:
-                ask = client.increment_concurrency_slots_with_lease
-                given = ask([ACCELERATORS], 1, "concurrency", _LEASE_SECONDS).json()
-                return UUID(given["lease_id"]) if given["limits"] else None
-            except PrefectHTTPStatusError as error:
-                if error.response.status_code != 423:  # locked
-                    raise
-            self.taken.set()
-            left.wait(_POLL_SECONDS)
-        return None
+
+def _acquire(client: SyncPrefectClient, left: threading.Event, taken: threading.Event) -> UUID | None:
+    """Return the lease, or None where there is no such limit or it is switched off."""
+    while not left.is_set():
+        try:
+            ask = client.increment_concurrency_slots_with_lease
+            given = ask([ACCELERATORS], 1, "concurrency", _LEASE_SECONDS).json()
+            return UUID(given["lease_id"]) if given["limits"] else None
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code != 423:  # locked
+                raise
+        taken.set()
+        left.wait(_POLL_SECONDS)
+    return None
 
 
 def alert_automation(block_document_id: Any) -> AutomationCore:

@@ -228,7 +228,8 @@ def _record_opening(
     folder, work_dir = placement.work_folder(os.environ), placement.trainer_folder(os.environ, log)
     text, ask = Text(data=wanted.data, base_dir=base_dir, cache_dir=folder), partial(host.warm.measure_speed, work_dir)
     choosing = machine_speed.numerics_beside(wanted.training, wanted.model, folder, ask)
-    with choosing as mode, TextProgress().showing() as show:
+    show = TextProgress()
+    with choosing as mode, show.showing():
         snapshot = steps.tokenize_and_split(text, log.store, show)
     snapshot_lookup.check_block_size(snapshot.manifest, wanted.model, wanted.data, wanted.training)
     keep_files(log.store, wanted.model, wanted.code.files)

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from cairn.flows.preparation.preflight import available_memory, choose_workers, memory_room
-from cairn.flows.preparation.store_room import free_bytes
+from cairn.flows.preparation.preflight import available_memory, choose_workers, free_bytes, memory_room
 from cairn.flows.run import active_run, run_decisions
 from cairn.storage.errors import Fenced, StorageError
 from cairn.storage.logs import log_entry, run_entries, step_log
@@ -205,7 +204,7 @@ class AttemptTrainer:
     def _note_step(self, record: step_log.StepRecord) -> None:
         run = self._run
         run.progress.step(record)
-        run.host.flow_run.want()
+        run.host.flow_run.wanted.set()
         before, self._symptom = self._symptom, run.throughput.add(record.tokens_per_second, record.seconds)
         if self._symptom and not before:
             place = self._started.placement

@@ -243,9 +243,18 @@ def end_attempt(
         return written
     if log.state.fences(over.attempt):
         raise Fenced(f"run {log.run_id}: attempt {over.attempt} was ended by another process; it writes nothing more")
-    failure, remedy = failures.classify(over.evidence), NO_REMEDY
+    failure, report, remedy = failures.classify(over.evidence), over.evidence.last_words, NO_REMEDY
     try:
-        remedy = _find_remedy(log, failure, over.evidence.last_words, origin)
+        if failure.reason is TerminationReason.BAD_DATA:
+            # It takes time to import, and only damaged data needs it.
+            from cairn.tasks.data.snapshot_build import repair_snapshot
+
+            # Damaged objects are rebuilt at once, because that changes no correct byte.
+            copies = (origin.cache_dir, origin.work_dir)
+            repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, *copies)
+            remedy = Remedy(repaired_objects=repaired, windows=report.windows if report and not repaired else ())
+        elif failure.reason is TerminationReason.DIVERGED and report is not None:
+            remedy = Remedy(windows=report.windows, before_step=report.spike_step or report.step)
     except (IntegrityError, ObjectMissing) as error:  # no remedy: the manifest or the sources are damaged or gone
         failure = replace(failure, detail=f"{failure.detail}; {error}")
     policy = partial(budgets.decide, limits, jitter=over.jitter)
@@ -264,22 +273,6 @@ def end_attempt(
                 quarantine_checkpoint(log, spoiled[0], why, writer=writer)
     log.append(lambda state: receipt, writer=writer)
     return receipt
-
-
-def _find_remedy(
-    log: run_log.RunLog, failure: failures.Failure, report: failures.ExceptionReport | None, origin: DataOrigin
-) -> Remedy:
-    """Damaged objects are rebuilt at once, because that changes no correct byte."""
-    if failure.reason is TerminationReason.BAD_DATA:
-        # It takes time to import, and only damaged data needs it.
-        from cairn.tasks.data.snapshot_build import repair_snapshot
-
-        copies = (origin.cache_dir, origin.work_dir)
-        repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, *copies)
-        return Remedy(repaired_objects=repaired, windows=report.windows if report and not repaired else ())
-    if failure.reason is TerminationReason.DIVERGED and report is not None:
-        return Remedy(windows=report.windows, before_step=report.spike_step or report.step)
-    return NO_REMEDY
 
 
 def write_receipt(

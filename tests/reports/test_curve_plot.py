@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cairn.flows.orchestrator.run_overview import Drawing, curve_markdown, is_due
+from cairn.flows.orchestrator.run_overview import curve_markdown, drawing_pause
 from cairn.reports.plots.curve_plot import draw_loss, draw_run
 from cairn.reports.plots.plot_axis import COLUMNS, PlotAxis, Series, reason_style, smooth, thin_out
 from cairn.reports.plots.run_curves import (
@@ -362,24 +362,19 @@ def test_numbers_on_axes_are_short() -> None:
 def test_the_artifact_holds_the_plot_itself(bard: FabricatedRun, store: LocalStore) -> None:
     record(store, 1, range(1, 28))
     markdown = curve_markdown(bard.log)
-    assert markdown is not None and len(markdown) < 200_000
+    assert len(markdown) < 200_000
     plot = re.search(r"!\[curves of bard\]\(data:image/png;base64,([^)]+)\)", markdown)
     assert plot is not None and size_of(base64.b64decode(plot[1])) == (900, 600)
 
 
 def test_there_is_no_artifact_before_there_is_a_step(fresh: FabricatedRun) -> None:
-    assert curve_markdown(fresh.log) is None
+    assert curve_markdown(fresh.log) == ""
 
 
-def test_a_plot_is_due_at_once_then_after_a_minute_then_ever_later() -> None:
-    drawn = Drawing(at_seconds=1000.0, cost_seconds=1.0, ended_attempts=1)
-    assert is_due(None, now_seconds=0.0, age_seconds=0.0, ended_attempts=0)
-    assert not is_due(drawn, now_seconds=1059.0, age_seconds=100.0, ended_attempts=1)
-    assert is_due(drawn, now_seconds=1060.0, age_seconds=100.0, ended_attempts=1)
-    assert not is_due(drawn, now_seconds=1060.0, age_seconds=86_400.0, ended_attempts=1)
+def test_a_plot_stands_for_a_minute_then_ever_longer() -> None:
+    assert drawing_pause(1.0, age_seconds=100.0, has_news=False) == 60.0
+    assert drawing_pause(1.0, age_seconds=86_400.0, has_news=False) == 86_400.0 / 20
 
 
 def test_the_end_of_an_attempt_makes_a_plot_due_sooner_but_never_at_any_cost() -> None:
-    drawn = Drawing(at_seconds=1000.0, cost_seconds=10.0, ended_attempts=1)
-    assert is_due(drawn, now_seconds=1200.0, age_seconds=86_400.0, ended_attempts=2)
-    assert not is_due(drawn, now_seconds=1199.0, age_seconds=86_400.0, ended_attempts=2)
+    assert drawing_pause(10.0, age_seconds=86_400.0, has_news=True) == 200.0

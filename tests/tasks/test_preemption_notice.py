@@ -205,7 +205,7 @@ def test_silent_services_are_asked_again_and_complained_of_once(aws: NoticeSourc
     cloud.status = 500
     with polling_notices(notice, (aws,), poll_seconds=0.001, on_problem=problems.append):
         assert cloud.asked_enough.wait(240)
-    assert problems == ["AWS metadata service gave no token: 500; no notice comes from there until it answers"]
+    assert problems == ["AWS metadata service answered 500; no notice comes from there until it answers"]
     assert notice.signal is None
 
 

@@ -358,8 +358,8 @@ FLOW_MUTANTS = (
     mutant(
         "memory-never-checked",
         "flows/preparation/preflight.py",
-        "if config.training.memory_check and not is_known_to_fit:",
-        "if not config.training.memory_check and not is_known_to_fit:",
+        "if wanted.training.memory_check and not is_known_to_fit:",
+        "if not wanted.training.memory_check and not is_known_to_fit:",
         key("whether_a_size_that_cannot_fit_is_refused"),
     ),
     mutant(
