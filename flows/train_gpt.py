@@ -188,8 +188,7 @@ def end_after(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
     if outcome is None:
         run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")
         return None
-    is_given_again = outcome in (FlowOutcome.PREEMPTED, FlowOutcome.INTERRUPTED)
-    if is_given_again:
+    if outcome in (FlowOutcome.PREEMPTED, FlowOutcome.INTERRUPTED):
         kept = describe_kept(ended, run.log.state.resume_step)
         return FlowEnd(reason=outcome, message=f"{kept}; the same command continues")
     return FlowEnd(reason=outcome, message=describe_end(ended))

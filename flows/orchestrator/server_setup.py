@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -115,7 +114,9 @@ def accelerator_slot(
         ready.set()
 
     # A thread's own context would not know this server.
-    holding = running_beside(partial(context.run, hold), name="accelerator-slot", join_seconds=_RELEASE_SECONDS)
+    holding = running_beside(
+        lambda left: context.run(hold, left), name="accelerator-slot", join_seconds=_RELEASE_SECONDS
+    )
     with holding:
         until, is_told = time.monotonic() + _ANSWER_SECONDS, False
         while not ready.wait(_LOOK_SECONDS) and time.monotonic() < until and not is_stopping():

@@ -21,7 +21,7 @@ from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.queries.run_lookup import configuration_document
 from cairn.storage.errors import StoreRefused
 from cairn.storage.logs import log_entry, run_entries, run_log
-from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
+from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles
 from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_signal
 from cairn.tasks.checkpoints.retention import sweep_run
@@ -191,7 +191,6 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
         opened, notes = _record_opening(log, config, resolved.base_dir, steps, host)
         config = keep_numerics(config, opened.config)  # another process may have been first
     check_drift(opened.config, config, run_id=log.run_id)
-    manifest = read_manifest(log.store, opened.data_snapshot) if is_new else None
     host.warm.set_command(group.command())
     origin = attempt_entries.DataOrigin(
         snapshot_id=opened.data_snapshot,
@@ -201,23 +200,16 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
         work_dir=placement.trainer_folder(os.environ, log),
     )
     run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over, limit=resolved.limit)
-    if manifest:
-        train, val = manifest.split("train").tokens, manifest.split("val").tokens
-        asked = None if config.data.val_sources else manifest.val_fraction
-        for line in (describe_split(train, val, "tokens", asked), *notes):
-            run.say(line)
-    if resolved.configuration is None:
-        _say_ignored(run)
-    return run
-
-
-def _say_ignored(run: ActiveRun) -> None:
-    """Name what the log says and this machine does not do, and what to do."""
-    commands = (plan.suite.name for plan in run.evaluation.following if refuse_command(plan.suite, os.environ))
-    not_taken = left_out(configuration_document(run.log.state))
-    if ignored := ", ".join((*not_taken, *(f"the command of evaluator {name}" for name in commands))):
+    for line in notes:
+        run.say(line)
+    if resolved.configuration is None:  # what the log says and this machine does not do
+        names = (plan.suite.name for plan in run.evaluation.following if refuse_command(plan.suite, os.environ))
+        commands = [f"the command of evaluator {name}" for name in names]
+        not_taken = [*left_out(configuration_document(log.state)), *commands]
         how = "give the configuration file, --set section.key=value, or CAIRN_SECTION__KEY in the environment"
-        run.say(f"not taken from the run's log: {ignored}; {how}")
+        if not_taken:
+            run.say(f"not taken from the run's log: {', '.join(not_taken)}; {how}")
+    return run
 
 
 def _record_opening(
@@ -257,4 +249,6 @@ def _record_opening(
     )
     opened = log.append(lambda state: body if state.opened is None else None, writer=log_entry.this_writer()).opened
     assert opened is not None
-    return opened, (*snapshot.notes, *describe_schedule(chosen.training.wastes_last_step))
+    train, val = (snapshot.manifest.split(name).tokens for name in ("train", "val"))
+    split = describe_split(train, val, "tokens", None if wanted.data.val_sources else snapshot.manifest.val_fraction)
+    return opened, (split, *snapshot.notes, *describe_schedule(chosen.training.wastes_last_step))

@@ -97,7 +97,13 @@ class AttemptEvaluations:
         if run.log.state.finished is not None:
             return True
         if self._stop is None and self._terms(plan).config.early_stop.is_on:
-            self._wait_unless_shutdown(awaited)
+            done: SimpleQueue[object] = SimpleQueue()
+            for future in awaited:
+                future.add_done_callback(done.put)
+            with run.host.shutdown.on_shutdown(lambda: done.put(None)):
+                for _ in awaited:
+                    if done.get() is None:
+                        break
             self._stop = find_stop(run.log.refresh(), plan.suite.sha256)
             if self._stop is not None:
                 run.say(f"  stops early at step {self._stop.step}: {self._stop.why} (early_stop.{self._stop.rule})")
@@ -131,15 +137,6 @@ class AttemptEvaluations:
             return self._is_attempt_over and self._run.is_shutting_down()
 
         self._futures.append(self._beside.submit(copy_context().run, measure))
-
-    def _wait_unless_shutdown(self, evaluations: Sequence[Future[object]]) -> None:
-        done: SimpleQueue[object] = SimpleQueue()
-        for future in evaluations:
-            future.add_done_callback(done.put)
-        with self._run.host.shutdown.on_shutdown(lambda: done.put(None)):
-            for _ in evaluations:
-                if done.get() is None:
-                    return
 
     def _terms(self, plan: EvaluationPlan) -> StopTerms:
         return StopTerms(self._run.log.state.attempts[-1].started.config, plan.suite.sha256)
