@@ -62,7 +62,7 @@ def evaluate(
         cairn evaluate champion
         cairn evaluate quickstart@400 --suite repetition
     """
-    from cairn.flows.operations.checkpoint_evaluation import measure
+    from cairn.flows.operations.checkpoint_operations import measure
 
     found = run_lookup.find_checkpoint(open_chosen_store(store), reference)
     view = evaluations.compare_evaluations(found, measure(found, suite=suite, again=again))
@@ -81,7 +81,7 @@ def promote(
         cairn promote quickstart
         cairn promote quickstart@400 --alias next --why "best of three"
     """
-    from cairn.flows.operations.checkpoint_offer import offer_as_person
+    from cairn.flows.operations.checkpoint_operations import offer_as_person
 
     state = offer_as_person(run_lookup.find_checkpoint(open_chosen_store(store), reference), alias, why=why)
     view = alias_history.list_alias_promotions(alias, state)[0]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cairn.flows.operations.checkpoint_offer import end_on_record
+from cairn.flows.operations.checkpoint_operations import end_on_record
 from cairn.flows.orchestrator import prefect_server, prefect_settings, run_notices
 from cairn.flows.orchestrator.session_server import SessionServer
 from cairn.flows.preparation import preflight, training_request

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
+from cairn.flows.operations.checkpoint_operations import plan_evaluation
 from cairn.flows.orchestrator import flow_run, run_notices, run_overview
 from cairn.flows.preparation import training_request
 from cairn.flows.run.progress import Progress, TextProgress

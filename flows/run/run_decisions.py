@@ -27,7 +27,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.utilities.urls import url_for
 from pydantic import Field
 
-from cairn.flows.operations import checkpoint_offer
+from cairn.flows.operations import checkpoint_operations
 from cairn.flows.orchestrator import flow_run, prefect_server
 from cairn.flows.run.active_run import ActiveRun
 from cairn.flows.run.steps import Steps
@@ -175,26 +175,26 @@ class PromotionApproval(RunInput):
 
 def offer_best(run: ActiveRun, steps: Steps) -> FlowEnd:
     """Evaluate the last and the best checkpoint, and offer the best one unless that was decided before."""
-    rules = checkpoint_offer.promotion_rules(run.config)
+    rules = checkpoint_operations.promotion_rules(run.config)
     try:
         _evaluate_candidates(run, rules, steps)
     except errors.EvaluationInterrupted as interrupted:
         return run.interrupted_end(f"trained; {interrupted}; the same command continues")
     state = run.log.refresh()
-    how = checkpoint_offer.describe_training(state)
-    candidate = checkpoint_offer.best_candidate(run.log.run_id, state, rules)
+    how = checkpoint_operations.describe_training(state)
+    candidate = checkpoint_operations.best_candidate(run.log.run_id, state, rules)
     if candidate is None:
         return flow_run.completed(f"{how}; nothing to promote: no evaluation succeeded")
     registry = Registry(run.log.store, run.config.promotion.alias)
     foreseen = promotion_offer.preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
-    if before := checkpoint_offer.describe_earlier_decision(registry, candidate, foreseen):
+    if before := checkpoint_operations.describe_earlier_decision(registry, candidate, foreseen):
         return flow_run.completed(f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):
         answer = ask(run, registry, foreseen, run.config.promotion.approval_timeout_seconds)
         run.overview.question = ""
         if isinstance(answer, str):
             named = f"{candidate.run_id}@{candidate.reference.step}"
-            left = checkpoint_offer.describe_earlier_decision(registry, candidate, None) or (
+            left = checkpoint_operations.describe_earlier_decision(registry, candidate, None) or (
                 f"{registry.alias} is not changed, {named} waits for approval ({answer}); "
                 f"`cairn promote {named}`, typed by a person, approves it, the same command asks again"
             )
@@ -207,10 +207,10 @@ def offer_best(run: ActiveRun, steps: Steps) -> FlowEnd:
 
 def _evaluate_candidates(run: ActiveRun, rules: promotion.PromotionRules, steps: Steps) -> None:
     """Evaluate the last checkpoint under every suite, then the best one under the suites that promotion requires."""
-    last = checkpoint_offer.last_checkpoint(run.log.refresh())
+    last = checkpoint_operations.last_checkpoint(run.log.refresh())
     if last is not None:
         _evaluate_missing(run, last.committed.reference, run.evaluation.all, steps)
-    best = checkpoint_offer.best_candidate(run.log.run_id, run.log.refresh(), rules)
+    best = checkpoint_operations.best_candidate(run.log.run_id, run.log.refresh(), rules)
     if best is not None and (last is None or best.reference != last.committed.reference):
         required = {suite.sha256 for suite in rules.required}
         with suppress(errors.CheckpointGone):  # then another one is the best
@@ -222,7 +222,7 @@ def _evaluate_missing(
     run: ActiveRun, reference: CheckpointReference, plans: Sequence[EvaluationPlan], steps: Steps
 ) -> None:
     suites = (plan.suite.sha256 for plan in plans)
-    missing = checkpoint_offer.missing_suites(run.log.state, reference.manifest_sha256, suites)
+    missing = checkpoint_operations.missing_suites(run.log.state, reference.manifest_sha256, suites)
     for plan in plans:
         if plan.suite.sha256 in missing:
             asked = Measurement(reference=reference, plan=plan, reader=run.curve_reader)

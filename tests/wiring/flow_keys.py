@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cairn.flows.operations.checkpoint_offer import promotion_rules
+from cairn.flows.operations.checkpoint_operations import promotion_rules
 from cairn.flows.preparation import preflight
 from cairn.flows.preparation.preflight import AvailableMemory
 from cairn.flows.run import active_run, attempt_trainer

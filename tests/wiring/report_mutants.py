@@ -162,7 +162,7 @@ REPORT_MUTANTS = (
     ),
     mutant(
         "promotion-gates-unread",
-        "flows/operations/checkpoint_offer.py",
+        "flows/operations/checkpoint_operations.py",
         "gates=config.promotion.gates,",
         "",
         key("further_comparisons_with_the_champion"),

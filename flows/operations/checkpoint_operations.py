@@ -1,21 +1,71 @@
-"""Offers of a checkpoint to an alias: by a person, and those of a run on record; imports no orchestrator."""
+"""Evaluations of one committed checkpoint on its own, and its offers to an alias; imports no orchestrator."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
-from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from cairn.reports.queries import evaluations, run_lookup
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
 from cairn.tasks.checkpoints import promotion, promotion_offer
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
-from cairn.tasks.configuration import run_configuration
-from cairn.tasks.evaluator.evaluation_run import required_suites_of, suite_of
-from cairn.tasks.machine.placement import this_person
+from cairn.tasks.configuration import addresses, configuration_source, run_configuration
+from cairn.tasks.configuration.network_module import require_allowed
+from cairn.tasks.errors import InvalidConfiguration, TaskError
+from cairn.tasks.evaluator import evaluation_run
+from cairn.tasks.machine.placement import this_person, work_folder
+
+
+def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation_run.EvaluationPlan:
+    """Return the plan: the run's suites, or those of a file; raises `InvalidConfiguration` for an invalid file."""
+    config = run_lookup.configuration_of(found.log.state)
+    allowed = configuration_source.allowed_code(os.environ)
+    require_allowed(config.model, allowed)
+    config = config.model_copy(update={"code": run_configuration.CodeConfig(allow=allowed)})
+    if suite:
+        try:
+            path = addresses.find_file(suite, addresses.SUITES, folder=Path())
+            evaluation = configuration_source.read_suite(path, config.evaluation)
+        except TaskError as error:
+            raise InvalidConfiguration(str(error)) from error
+        config = config.model_copy(update={"evaluation": evaluation})
+    return plan_evaluation(config, found.opened.data_snapshot, work_folder(os.environ))
+
+
+def measure(found: run_lookup.FoundCheckpoint, *, suite: str, again: bool) -> tuple[evaluations.Outcome, ...]:
+    """Evaluate under the run's suites, or those of a suite file, in turn; an evaluation on record only if `again`."""
+    asked = partial(evaluation_run.Measurement, reference=found.reference, again=again, on_request=True)
+    plans = plan_checkpoint(found, suite).all
+    return tuple(evaluation_run.record_evaluation(found.log, asked(plan=plan)) for plan in plans)
+
+
+def plan_evaluation(
+    config: run_configuration.RunConfig, snapshot_id: str, work_dir: Path, *, faults: str = ""
+) -> evaluation_run.EvaluationPlan:
+    """Return the plan of the held-out suite, followed by those of the user's evaluators; files go to `work_dir`."""
+    plan = evaluation_run.EvaluationPlan(
+        suite=evaluation_run.suite_of(config.evaluation),
+        model=config.model,
+        snapshot_id=snapshot_id,
+        cache_dir=work_dir / "snapshots",
+        device=config.training.device,
+        threads=config.training.threads,
+        timeout_seconds=config.evaluation.timeout_seconds,
+        budget=config.budgets.evaluator_failed,
+        faults=faults,
+        mask_documents=config.training.mask_documents,
+        arithmetic=config.training.arithmetic,
+        allowed_code=config.code.allow,
+    )
+    others = config.evaluation.evaluators
+    return replace(plan, following=tuple(replace(plan, suite=s, timeout_seconds=s.timeout_seconds) for s in others))
 
 
 def promotion_rules(config: run_configuration.RunConfig) -> PromotionRules:
     """Return the gates that the configuration asks for."""
-    required = required_suites_of(config.evaluation)
+    required = evaluation_run.required_suites_of(config.evaluation)
     return PromotionRules(
         required=tuple(SuiteReference(name=suite.name, sha256=suite.sha256) for suite in required),
         min_improvement=config.promotion.min_improvement,
@@ -25,15 +75,13 @@ def promotion_rules(config: run_configuration.RunConfig) -> PromotionRules:
     )
 
 
-def offer_as_person(found: FoundCheckpoint, alias: str, *, why: str = "") -> RegistryState:
+def offer_as_person(found: run_lookup.FoundCheckpoint, alias: str, *, why: str = "") -> RegistryState:
     """Record the gates' decision with this person's name, approval and reason; raises `GateRefused`."""
     log, reference, by = found.log, found.reference, this_person()
-    evaluations = promotion.evaluations_of(log.state, reference.manifest_sha256)
-    approval = Approval(is_given=True, by=by, why=why)
-    candidate = Candidate(
-        run_id=log.run_id, reference=reference, evaluations=evaluations, by=by, why=why, approval=approval
-    )
-    rules = promotion_rules(configuration_of(log.state))
+    measured = promotion.evaluations_of(log.state, reference.manifest_sha256)
+    yes = Approval(is_given=True, by=by, why=why)
+    candidate = Candidate(run_id=log.run_id, reference=reference, evaluations=measured, by=by, why=why, approval=yes)
+    rules = promotion_rules(run_lookup.configuration_of(log.state))
     return promotion_offer.offer(log, Registry(log.store, alias), candidate, rules)
 
 
@@ -43,7 +91,10 @@ def end_on_record(log: run_log.RunLog, config: run_configuration.RunConfig) -> s
     last, candidate = last_checkpoint(state), best_candidate(log.run_id, state, rules)
     if state.finished is None or state.open_attempt is not None or last is None or candidate is None:
         return ""
-    suites = (suite_of(config.evaluation).sha256, *(suite.sha256 for suite in config.evaluation.evaluators))
+    suites = (
+        evaluation_run.suite_of(config.evaluation).sha256,
+        *(suite.sha256 for suite in config.evaluation.evaluators),
+    )
     required = (suite.sha256 for suite in rules.required)
     missing = missing_suites(state, last.committed.manifest_sha256, suites)
     if missing | missing_suites(state, candidate.reference.manifest_sha256, required):
@@ -76,8 +127,8 @@ def best_candidate(run_id: str, state: run_state.RunState, rules: PromotionRules
     if best is None:
         return None
     record = next(r for r in state.readable if r.committed.manifest_sha256 == best.manifest_sha256)
-    evaluations = promotion.evaluations_of(state, best.manifest_sha256)
-    return Candidate(run_id=run_id, reference=record.committed.reference, evaluations=evaluations, by=f"run {run_id}")
+    measured = promotion.evaluations_of(state, best.manifest_sha256)
+    return Candidate(run_id=run_id, reference=record.committed.reference, evaluations=measured, by=f"run {run_id}")
 
 
 def describe_earlier_decision(registry: Registry, candidate: Candidate, foreseen: Promoted | Refused | None) -> str:
