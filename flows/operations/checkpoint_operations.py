@@ -11,8 +11,7 @@ from cairn.storage.logs import run_log, run_state
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
 from cairn.tasks.checkpoints import promotion, promotion_offer
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
-from cairn.tasks.configuration import addresses, configuration_source, run_configuration
-from cairn.tasks.configuration.network_module import require_allowed
+from cairn.tasks.configuration import addresses, configuration_source, network_module, run_configuration
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.evaluator import evaluation_run
 from cairn.tasks.machine.placement import this_person, work_folder
@@ -22,7 +21,7 @@ def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation
     """Return the plan: the run's suites, or those of a file; raises `InvalidConfiguration` for an invalid file."""
     config = run_lookup.configuration_of(found.log.state)
     allowed = configuration_source.allowed_code(os.environ)
-    require_allowed(config.model, allowed)
+    network_module.require_allowed(config.model, allowed)
     config = config.model_copy(update={"code": run_configuration.CodeConfig(allow=allowed)})
     if suite:
         try:

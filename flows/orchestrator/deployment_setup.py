@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from prefect import Flow
+from prefect import Flow, exceptions
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.actions import DeploymentUpdate, VariableCreate, VariableUpdate
-from prefect.client.schemas.objects import ConcurrencyOptions
-from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas import actions, objects, responses
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, construct_schedule
 from prefect.events import DeploymentTriggerTypes
 from prefect.events.schemas.automations import AutomationCore
-from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from pydantic import TypeAdapter
 
@@ -63,9 +60,9 @@ async def read_deployed(client: PrefectClient, name: str) -> dict[str, str]:
 async def remember_deployed(client: PrefectClient, name: str, wanted: Mapping[str, Any]) -> None:
     """Keep the digests of what is deployed now."""
     if await client.read_variable_by_name(name) is None:
-        await client.create_variable(VariableCreate(name=name, value=digests(wanted), tags=["cairn"]))
+        await client.create_variable(actions.VariableCreate(name=name, value=digests(wanted), tags=["cairn"]))
     else:
-        await client.update_variable(VariableUpdate(name=name, value=digests(wanted)))
+        await client.update_variable(actions.VariableUpdate(name=name, value=digests(wanted)))
 
 
 async def deploy_all(client: PrefectClient, prefect_file: Path) -> Sequence[str]:
@@ -80,7 +77,7 @@ async def _deploy(client: PrefectClient, item: Mapping[str, Any]) -> Sequence[st
     name, wanted, said = f"{flow.name}/{item['name']}", _wanted_settings(item, flow), list[str]()
     try:
         deployment = await client.read_deployment_by_name(name)
-    except ObjectNotFound:
+    except exceptions.ObjectNotFound:
         fields, flow_id = _fields(compare({}, {}, wanted), wanted, {}), await client.create_flow(flow)
         made = await client.create_deployment(flow_id, item["name"], **fields)
         deployment = await client.read_deployment(made)
@@ -97,7 +94,7 @@ async def _deploy(client: PrefectClient, item: Mapping[str, Any]) -> Sequence[st
     variable = f"cairn_deployed_{deployment.id.hex}"
     changes = compare(await read_deployed(client, variable), found, wanted)
     if fields := _fields(changes, wanted, deployment.parameters):
-        await client.update_deployment(deployment.id, DeploymentUpdate(**fields))
+        await client.update_deployment(deployment.id, actions.DeploymentUpdate(**fields))
     changed = changes.written | changes.removed
     for key in changed & (automations.keys() | present.keys()):
         old, new = present.get(key), automations.get(key)
@@ -129,13 +126,13 @@ def _wanted_settings(item: Mapping[str, Any], flow: Flow[..., Any]) -> dict[str,
         "work_queue_name": pool["work_queue_name"],
         "job_variables": pool.get("job_variables", {}),
         "concurrency_limit": limit.pop("limit", None),
-        "concurrency_options": ConcurrencyOptions(**limit).model_dump(mode="json") if limit else None,
+        "concurrency_options": objects.ConcurrencyOptions(**limit).model_dump(mode="json") if limit else None,
         "schedules": schedules,
         "paused": False,
     }
 
 
-def _found_settings(deployment: DeploymentResponse) -> dict[str, Any]:
+def _found_settings(deployment: responses.DeploymentResponse) -> dict[str, Any]:
     limit, options = deployment.global_concurrency_limit, deployment.concurrency_options
     same = ("description", "tags", "work_pool_name", "work_queue_name", "job_variables", "paused", *_OF_THE_CODE)
     return {

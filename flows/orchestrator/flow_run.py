@@ -23,11 +23,9 @@ from typing import Any, ParamSpec
 from uuid import UUID
 
 from httpx import TransportError
-from prefect import Flow, State, Task, get_client, get_run_logger, runtime, states
+from prefect import Flow, State, Task, exceptions, get_client, get_run_logger, runtime, states
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import LogCreate
-from prefect.client.schemas.objects import TaskRunResult
-from prefect.exceptions import Abort, PrefectHTTPStatusError
+from prefect.client.schemas import actions, objects
 
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.flows.orchestrator import flow_run_tags, prefect_server, session_server
@@ -124,7 +122,7 @@ class Witness:
 
         def begin(client: SyncPrefectClient, flow_run_id: UUID) -> None:
             key, state = str(task_run_id), _RUNNING()
-            inputs: Any = {"wait_for": [TaskRunResult(id=before) for before in after]}
+            inputs: Any = {"wait_for": [objects.TaskRunResult(id=before) for before in after]}
             client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=state, task_inputs=inputs)
 
         def end(client: SyncPrefectClient, flow_run_id: UUID) -> None:
@@ -146,7 +144,7 @@ class Witness:
         self.flow_run.wanted.set()
 
         def show(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            with suppress(PrefectHTTPStatusError):
+            with suppress(exceptions.PrefectHTTPStatusError):
                 flow_run_tags.set_tags(client, client.read_flow_run(flow_run_id), (f"reason:{end.reason}",))
             client.set_flow_run_state(flow_run_id, shown_state(end), force=True)
 
@@ -159,7 +157,7 @@ class Witness:
         at: Any = datetime.now(UTC)
 
         def write(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            line = LogCreate(name="cairn", level=20, message=message, timestamp=at, flow_run_id=flow_run_id)
+            line = actions.LogCreate(name="cairn", level=20, message=message, timestamp=at, flow_run_id=flow_run_id)
             client.create_logs([line])
 
         self._ask(write)
@@ -305,7 +303,7 @@ def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
                 _set_last_state(client, UUID(flow_run_id), end.reason, state)
                 logger.log(logging.ERROR if state.is_failed() else logging.WARNING, "%s", state.message)
                 logging.getLogger("prefect.flow_runs").setLevel(logging.CRITICAL)
-                raise Abort(state.message)
+                raise exceptions.Abort(state.message)
         return state
 
     return wrapper

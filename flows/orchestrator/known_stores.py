@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 from uuid import UUID
 
-from prefect import get_client, runtime
+from prefect import exceptions, get_client, runtime
 from prefect.client.schemas.actions import VariableCreate, VariableUpdate
-from prefect.exceptions import ObjectAlreadyExists
 
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.flows.orchestrator.server_setup import take_credentials
@@ -36,7 +35,7 @@ def record_store(url: str, run_id: str, credentials: str, say: Callable[[str], N
             kept = {"store": url, "store_credentials": credentials}
             try:
                 client.create_variable(VariableCreate(name=name, value=kept))
-            except ObjectAlreadyExists:
+            except exceptions.ObjectAlreadyExists:
                 client.update_variable(VariableUpdate(name=name, value=kept))
     except Exception as error:  # whatever the API does, the run is trained
         say(f"store {url} is not on record in Prefect, where watch-runs and sweep-checkpoints look for it: {error}")

@@ -18,12 +18,11 @@ from typing import Any
 from urllib.parse import quote
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from prefect import State, get_client, states
+from prefect import State, exceptions, get_client, states
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas import filters
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.events import emit_event
-from prefect.exceptions import ObjectNotFound
 
 from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.reports.plots.run_curves import ReadSteps, describe_run, gather_curves
@@ -32,8 +31,7 @@ from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluat
 from cairn.reports.text import display_tables as tables
 from cairn.storage.logs import run_log, run_state, step_log
 from cairn.storage.stores import codec, object_store
-from cairn.tasks.configuration.addresses import name_store
-from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.configuration import addresses, settings
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.text.format import format_duration, format_money
@@ -72,7 +70,7 @@ class EvaluationForm:
 
 def find_evaluation_form(client: SyncPrefectClient, given: Mapping[str, Any]) -> EvaluationForm | None:
     """Return the form for a flow run's parameters, None where it is not registered; raises the API's other errors."""
-    with suppress(ObjectNotFound):
+    with suppress(exceptions.ObjectNotFound):
         deployment_id = client.read_deployment_by_name("evaluate-promoted/evaluate-promoted").id
         suites = tuple(sorted(Path("deployments/suites").glob("*.toml")))
         kept = {name: given[name] for name in ("store", "store_credentials") if given.get(name)}
@@ -96,9 +94,9 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
         parts += ["\n".join(f"- {tables.markdown_text(why)}" for why in failed)] if failed else []
         if older := len(evaluations) - len(newest):
             parts.append(f"and {older:,} older ones: `cairn evaluations`")
-        measured = [item for item in evaluations if METRIC in item.metrics]
+        measured = [item for item in evaluations if settings.METRIC in item.metrics]
         if form is not None and measured:
-            best = min(measured, key=lambda item: item.metrics[METRIC])
+            best = min(measured, key=lambda item: item.metrics[settings.METRIC])
             parts.append(form.links(f"{log.run_id}@{best.step}"))
     attempts: dict[str, list[str]] = {}
     for attempt in log.state.attempts:
@@ -107,7 +105,7 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
     if len(attempts) > 1:
         links = (f"- [attempt {', '.join(own)}](../../runs/flow-run/{name})" for name, own in attempts.items())
         parts.append("\n".join(("## Flow runs\n", *links)))
-    return name_store("\n\n".join(parts), log.store.url, {})  # it is read on another machine
+    return addresses.name_store("\n\n".join(parts), log.store.url, {})  # it is read on another machine
 
 
 def _headline(log: run_log.RunLog, status: run_status.RunStatus, attempted: Sequence[receipts.Receipt]) -> str:

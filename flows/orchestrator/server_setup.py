@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from prefect import runtime
+from prefect import exceptions, runtime
 from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient, SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from pydantic import Field, SecretStr
 
 from cairn.flows.orchestrator import deployment_setup
@@ -135,7 +134,7 @@ def _acquire(client: SyncPrefectClient, left: threading.Event, taken: threading.
             ask = client.increment_concurrency_slots_with_lease
             given = ask([ACCELERATORS], 1, "concurrency", _LEASE_SECONDS).json()
             return UUID(given["lease_id"]) if given["limits"] else None
-        except PrefectHTTPStatusError as error:
+        except exceptions.PrefectHTTPStatusError as error:
             if error.response.status_code != 423:  # locked
                 raise
         taken.set()
@@ -162,7 +161,7 @@ async def set_up(
     async with get_client() as client:
         try:
             await StoreCredentials.aregister_type_and_schema(client=client)
-        except ObjectAlreadyExists:  # somebody else set the server up between its check and its request
+        except exceptions.ObjectAlreadyExists:  # somebody else set the server up between its check and its request
             await StoreCredentials.aregister_type_and_schema(client=client)
         changed, limit = [*(await _set_up_pool(client, pool))], None
         found = {queue.name for queue in await client.read_work_queues(work_pool_name=pool.name)}
@@ -170,7 +169,7 @@ async def set_up(
             if name not in found:
                 await client.create_work_queue(name, work_pool_name=pool.name, priority=priority)
                 changed.append(f"work queue {name}: made with priority {priority}")
-        with suppress(ObjectNotFound):
+        with suppress(exceptions.ObjectNotFound):
             limit = (await client.read_global_concurrency_limit_by_name(ACCELERATORS)).limit if accelerators else None
         if accelerators and limit != accelerators:
             await client.upsert_global_concurrency_limit_by_name(ACCELERATORS, accelerators)
@@ -183,7 +182,7 @@ async def _set_up_pool(client: PrefectClient, pool: WorkPoolCreate) -> Sequence[
     wanted, said = {"job template": pool.base_job_template}, list[str]()
     try:
         found = await client.read_work_pool(pool.name)
-    except ObjectNotFound:
+    except exceptions.ObjectNotFound:
         found = await client.create_work_pool(pool)
         said.append(f"work pool {pool.name}: made")
     now, variable = {"job template": found.base_job_template}, f"cairn_deployed_{found.id.hex}"
@@ -204,7 +203,7 @@ async def _alert(client: PrefectClient, block: str) -> Sequence[str]:
     rule = "rule: TYPE/NAME of a notification block, as `prefect block ls` shows it, such as slack-webhook/mine"
     try:
         document = await client.read_block_document_by_name(name, kind)
-    except ObjectNotFound as error:
+    except exceptions.ObjectNotFound as error:
         raise InvalidConfiguration(f"alert block {block!r}: Prefect does not know it; {rule}") from error
     schema = document.block_schema
     if schema is None or "notify" not in schema.capabilities:

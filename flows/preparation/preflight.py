@@ -27,9 +27,8 @@ from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, RejectedRow
 from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, injected_faults
-from cairn.tasks.configuration.network_module import read_files
+from cairn.tasks.configuration import network_module, stored_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine import machine_speed, placement, process_memory
@@ -66,9 +65,9 @@ def check_before_start(
     attempt_entries.refuse_deleted(log.state)
     wanted = configure_run(resolved, log.state, environment)
     if opened is not None:
-        check_drift(opened.config, wanted, run_id=log.run_id)
+        stored_configuration.check_drift(opened.config, wanted, run_id=log.run_id)
     if wanted.model.module and not wanted.code.files:
-        files = read_files(log.store, wanted.model, wanted.code.allow)
+        files = network_module.read_files(log.store, wanted.model, wanted.code.allow)
         wanted = wanted.model_copy(update={"code": wanted.code.with_files(files)})
     try:
         injected_faults.parse_faults(environment.get("CAIRN_FAULTS", ""))

@@ -25,10 +25,7 @@ from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles
 from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_signal
 from cairn.tasks.checkpoints.retention import sweep_run
-from cairn.tasks.configuration.addresses import name_store
-from cairn.tasks.configuration.network_module import keep_files
-from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
+from cairn.tasks.configuration import addresses, network_module, run_configuration, stored_configuration
 from cairn.tasks.data import snapshot_lookup
 from cairn.tasks.errors import ShutdownRequested
 from cairn.tasks.evaluator import curve_reader
@@ -61,7 +58,7 @@ class ActiveRun:
     def __init__(
         self,
         log: run_log.RunLog,
-        config: RunConfig,
+        config: run_configuration.RunConfig,
         host: Host,
         origin: attempt_entries.DataOrigin,
         *,
@@ -90,7 +87,7 @@ class ActiveRun:
 
     def say(self, message: str) -> None:
         """Print a line for people."""
-        self.progress.say(name_store(message, self.log.store.url, os.environ))
+        self.progress.say(addresses.name_store(message, self.log.store.url, os.environ))
 
     def is_shutting_down(self) -> bool:
         """Whether a shutdown was requested."""
@@ -189,8 +186,8 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
         host.warm.start(placement.trainer_folder(os.environ, log))
     if opened is None:
         opened, notes = _record_opening(log, config, resolved.base_dir, steps, host)
-        config = keep_numerics(config, opened.config)  # another process may have been first
-    check_drift(opened.config, config, run_id=log.run_id)
+        config = stored_configuration.keep_numerics(config, opened.config)  # another process may have been first
+    stored_configuration.check_drift(opened.config, config, run_id=log.run_id)
     host.warm.set_command(group.command())
     origin = attempt_entries.DataOrigin(
         snapshot_id=opened.data_snapshot,
@@ -205,7 +202,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
     if resolved.configuration is None:  # what the log says and this machine does not do
         names = (plan.suite.name for plan in run.evaluation.following if refuse_command(plan.suite, os.environ))
         commands = [f"the command of evaluator {name}" for name in names]
-        not_taken = [*left_out(configuration_document(log.state)), *commands]
+        not_taken = [*stored_configuration.left_out(configuration_document(log.state)), *commands]
         how = "give the configuration file, --set section.key=value, or CAIRN_SECTION__KEY in the environment"
         if not_taken:
             run.say(f"not taken from the run's log: {', '.join(not_taken)}; {how}")
@@ -213,7 +210,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
 
 
 def _record_opening(
-    log: run_log.RunLog, wanted: RunConfig, base_dir: Path, steps: Steps, host: Host
+    log: run_log.RunLog, wanted: run_configuration.RunConfig, base_dir: Path, steps: Steps, host: Host
 ) -> tuple[run_entries.RunOpened, tuple[str, ...]]:
     """Append run-opened with data, weights and this machine's fastest numerics; return the log's, and what to say."""
     store_probe.probe_store(log.store)
@@ -224,7 +221,7 @@ def _record_opening(
     with choosing as mode, show.showing():
         snapshot = steps.tokenize_and_split(text, log.store, show)
     snapshot_lookup.check_block_size(snapshot.manifest, wanted.model, wanted.data, wanted.training)
-    keep_files(log.store, wanted.model, wanted.code.files)
+    network_module.keep_files(log.store, wanted.model, wanted.code.files)
     initial = None
     if wanted.training.init_from is not None:
         files = SnapshotFiles(log.store, snapshot.snapshot_id, folder / "snapshots")

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage
-from cairn.tasks.text import format
-from cairn.tasks.text.live_lines import LiveLines
+from cairn.tasks.text import format, live_lines
 
 _PLAIN_EVERY_SECONDS = 10.0
 
@@ -30,7 +29,7 @@ class Progress:
     ) -> None:
         """Show progress towards `total_steps`; `echo` gets every message, but no steps."""
         self._total, self._echo, self._clock = total_steps, echo, clock
-        self._live = LiveLines(console, stays=True)
+        self._live = live_lines.LiveLines(console, stays=True)
         self._done: tuple[tuple[int, float], ...] = ()
         """The newest steps with their times: a restart or a slow start is soon forgotten."""
         self._printed_at = float("-inf")
@@ -111,7 +110,7 @@ class TextProgress:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, console: Console | None = None) -> None:
         self._clock = clock
-        self._live = LiveLines(console, stays=False)
+        self._live = live_lines.LiveLines(console, stays=False)
         self._stage: BuildStage | None = None
         self._begun: tuple[float, int] = (0.0, 0)
         self._printed_at = clock()

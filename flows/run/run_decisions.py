@@ -34,7 +34,6 @@ from cairn.flows.run.steps import Steps
 from cairn.reports.text.display_tables import markdown_text
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
 from cairn.storage.logs import log_entry
-from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import Promoted, Registry
 from cairn.storage.stores.codec import sha256
 from cairn.tasks import errors, evaluate, promote
@@ -219,7 +218,7 @@ def _evaluate_candidates(run: ActiveRun, rules: promotion.PromotionRules, steps:
 
 
 def _evaluate_missing(
-    run: ActiveRun, reference: CheckpointReference, plans: Sequence[EvaluationPlan], steps: Steps
+    run: ActiveRun, reference: log_entry.CheckpointReference, plans: Sequence[EvaluationPlan], steps: Steps
 ) -> None:
     suites = (plan.suite.sha256 for plan in plans)
     missing = checkpoint_operations.missing_suites(run.log.state, reference.manifest_sha256, suites)

@@ -23,8 +23,7 @@ from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import registry, run_index, run_log, step_log
 from cairn.storage.stores import codec, object_store, open_store
 from cairn.tasks.checkpoints.promotion_offer import pending_offer
-from cairn.tasks.configuration.addresses import name_store
-from cairn.tasks.configuration.configuration_source import read_notify
+from cairn.tasks.configuration import addresses, configuration_source
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import boot_id, is_known_dead, replace_file, shares_pids, work_folder
 from cairn.tasks.policy import run_watch
@@ -223,7 +222,7 @@ class RunWatcher:
 
     def delivering_notices(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
         """Send the notices of this block's polls to the receivers that the environment of this machine names."""
-        receivers = run_notices.all_receivers(read_notify(os.environ))
+        receivers = run_notices.all_receivers(configuration_source.read_notify(os.environ))
         return notice.delivering_notices(self._store, receivers, self.notices, say)
 
     def progress(self) -> tuple[RunProgress, ...]:
@@ -287,7 +286,7 @@ class RunWatcher:
             self._silent[run_id] = notice.silent_notice(run_id, opening, number, step, seconds)
         match decision:
             case Leave(why=why):
-                return row(action=WatchAction.LEFT, why=name_store(why, self._store.url, os.environ))
+                return row(action=WatchAction.LEFT, why=addresses.name_store(why, self._store.url, os.environ))
             case Wait(until=until, why=why):
                 how = self._continuation.where(run_id) if observed.futile else ""
                 return row(action=WatchAction.WAITS, why=why, how=how, seconds=max(until - now, 0.0))

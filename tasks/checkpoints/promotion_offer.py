@@ -11,8 +11,7 @@ from functools import partial
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState
-from cairn.tasks.checkpoints import promotion
-from cairn.tasks.checkpoints.metric_comparison import losses_reader
+from cairn.tasks.checkpoints import metric_comparison, promotion
 from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.errors import GateRefused
@@ -74,7 +73,7 @@ def _decide(
     def read(champion: Promoted) -> Sequence[run_entries.EvaluationRecorded]:
         return promotion.evaluations_of(run_log.RunLog(log.store, champion.run_id).refresh(), champion.manifest_sha256)
 
-    read_losses = losses_reader(log.store)
+    read_losses = metric_comparison.losses_reader(log.store)
     return promotion.decide_promotion(
         state, candidate, rules, alias=alias, read_evaluations=read, read_losses=read_losses
     )

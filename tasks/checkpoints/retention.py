@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from cairn.storage.checkpoints.fork_pin import judge_fork_pin
-from cairn.storage.checkpoints.resume_point import unpin_entry
+from cairn.storage.checkpoints import fork_pin, resume_point
 from cairn.storage.checkpoints.sweep import Finding, SweepPlan, SweepReport, parse_checkpoint_folder, sweep
 from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
 from cairn.storage.logs import log_entry, registry, run_index, run_log, run_state
@@ -194,7 +193,7 @@ def retention_terms(
         except (IntegrityError, WriterTooOld) as error:
             problem = f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted"
             raise IntegrityError(f"{problem}: {error}") from error
-    forks = (judge_fork_pin(log.store, pin, is_dead=pin in dead, writer=writer) for pin in pins if pin.fork)
+    forks = (fork_pin.judge_fork_pin(log.store, pin, is_dead=pin in dead, writer=writer) for pin in pins if pin.fork)
     return RetentionTerms(
         policy=policy,
         suite_sha256=suite_sha256,
@@ -244,7 +243,7 @@ def delete_run(log: run_log.RunLog, body: RunDeleted, claimant: Claimant) -> Swe
         pins = {pin.pin_id: pin for pin in log.state.pins}
         for finding in plan_retention(terms, log.state, ()).pins:
             if finding.is_over:
-                log.append(partial(unpin_entry, pins[finding.key], finding.why), writer=claimant.writer)
+                log.append(partial(resume_point.unpin_entry, pins[finding.key], finding.why), writer=claimant.writer)
         _refuse(log.run_id, _reasons_of_pins(terms, log.state))
         log.append(partial(_close, log.run_id, body), writer=claimant.writer)
     report = sweep_run(log, CheckpointConfig(), _NO_SUITE)
