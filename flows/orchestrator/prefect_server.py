@@ -288,7 +288,16 @@ def _end_when_unused(home: ServerHome, served: "list[Server]") -> None:
 
 def serve_up(home: ServerHome, port: int) -> None:
     """Serve the home on this port until SIGTERM; a temporary server that serves it is asked to end first."""
-    if (lock := _take_over(home)) is None:
+    lock = home.lock_serving()
+    if lock is None:
+        home.handover_file.touch()
+        try:
+            until = time.monotonic() + _HANDOVER_SECONDS
+            while (lock := home.lock_serving()) is None and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+        finally:
+            home.handover_file.unlink(missing_ok=True)
+    if lock is None:
         sys.exit(f"{home.folder} is served by another `make up` or machine; CAIRN_CACHE=FOLDER names another home")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn gives the signal on when it has ended
     listening = socket.create_server(("127.0.0.1", port))
@@ -303,19 +312,6 @@ def serve_up(home: ServerHome, port: int) -> None:
     finally:
         home.address_file.unlink(missing_ok=True)
         os.close(lock)
-
-
-def _take_over(home: ServerHome) -> int | None:
-    if (lock := home.lock_serving()) is not None:
-        return lock
-    home.handover_file.touch()
-    try:
-        until = time.monotonic() + _HANDOVER_SECONDS
-        while (lock := home.lock_serving()) is None and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
-        return lock
-    finally:
-        home.handover_file.unlink(missing_ok=True)
 
 
 def main() -> None:

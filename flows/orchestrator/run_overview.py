@@ -82,8 +82,19 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
     """Return the page: what a person is asked, how the run stands, the curve, the tables, and links."""
     status = run_status.make_status(log, beat := run_lookup.read_beat(log))
     attempted = receipts.read_receipts(log, beat)
-    parts = [f"# {tables.markdown_text(log.run_id)}", question, _headline(log, status, attempted), curve]
-    parts = [part for part in parts if part]
+    ended = log.state.attempts[-1].ended if log.state.attempts and not log.state.finished else None
+    step, why = (ended.last_step, f": {ended.reason}") if ended else (status.step, "")
+    stands = f"{'failed' if status.state == run_status.RunPhase.STOPPED else status.state}{why}"
+    spent = sum(item.gpu_seconds or 0.0 for item in attempted)
+    wasted = sum(item.wasted_gpu_seconds or 0.0 for item in attempted)
+    document = run_lookup.configuration_document(log.state)
+    price = codec.stored_value(document, "cost", "gpu_hour_price", float)
+    currency = codec.stored_value(document, "cost", "currency", str)
+    money = "" if price is None else format_money(spent / 3600 * price, currency or "")
+    costs = (format_duration(spent), money, f"{100 * wasted / spent:.0f} % lost" if spent else "")
+    said = (", ".join(filter(None, costs)), status.next)
+    headline = " · ".join([f"**{stands} at {step:,}/{status.total_steps:,}**", *map(tables.markdown_text, said)])
+    parts = [part for part in (f"# {tables.markdown_text(log.run_id)}", question, headline, curve) if part]
     parts.append(f"## Attempts\n\n{_narrow(tables.receipts_table(attempted[::-1]), _OF_ATTEMPTS)}")
     if touched := {reason: budget for reason, budget in status.budgets.items() if budget.spent_total}:
         parts.append(f"## Budgets\n\n{tables.markdown_table(tables.budgets_table(touched))}")
@@ -106,23 +117,6 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
         links = (f"- [attempt {', '.join(own)}](../../runs/flow-run/{name})" for name, own in attempts.items())
         parts.append("\n".join(("## Flow runs\n", *links)))
     return addresses.name_store("\n\n".join(parts), log.store.url, {})  # it is read on another machine
-
-
-def _headline(log: run_log.RunLog, status: run_status.RunStatus, attempted: Sequence[receipts.Receipt]) -> str:
-    """Return how the run stands, why, how far of how many steps, at what cost, and what comes next."""
-    is_stopped = status.state == run_status.RunPhase.STOPPED
-    ended = log.state.attempts[-1].ended if log.state.attempts and not log.state.finished else None
-    step, why = (ended.last_step, f": {ended.reason}") if ended else (status.step, "")
-    seconds = {name: sum(getattr(item, name) or 0.0 for item in attempted) for name in receipts.SECONDS}
-    spent, wasted = seconds["gpu_seconds"], seconds["wasted_gpu_seconds"]
-    document = run_lookup.configuration_document(log.state)
-    price = codec.stored_value(document, "cost", "gpu_hour_price", float)
-    currency = codec.stored_value(document, "cost", "currency", str)
-    money = "" if price is None else format_money(spent / 3600 * price, currency or "")
-    costs = (format_duration(spent), money, f"{100 * wasted / spent:.0f} % lost" if spent else "")
-    stands = f"{'failed' if is_stopped else status.state}{why}"
-    parts = (f"**{stands} at {step:,}/{status.total_steps:,}**", ", ".join(filter(None, costs)), status.next)
-    return " · ".join(part if part.startswith("**") else tables.markdown_text(part) for part in parts)
 
 
 def evaluation_markdown(view: EvaluationComparison, words: str, form: EvaluationForm | None) -> str:

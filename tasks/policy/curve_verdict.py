@@ -162,15 +162,10 @@ def judge(curve: Curve) -> CurveVerdict:
         val=tuple(val),
         train_at_val=curve_statistics.levels_at(curve, losses, [step for step, _ in val]),
     )
-    symptoms = {
-        VerdictKind.CLIPPING: run_symptoms.find_clipped_updates(curve),
-        VerdictKind.REPEATING: run_symptoms.find_repeating_samples(curve),
-        VerdictKind.SLOW: run_symptoms.find_collapsed_throughput(curve),
-        VerdictKind.STRAGGLING: run_symptoms.find_straggler(curve),
-    }
+    symptoms = {VerdictKind(kind): why for kind, why in run_symptoms.find_symptoms(curve)}
     for kind, why in chain(_find_problems(seen), symptoms.items()):
         if why:
-            others = (text for other, text in symptoms.items() if text and other is not kind)
+            others = (text for other, text in symptoms.items() if other is not kind)
             return _verdict(curve, kind, "; also: ".join([why, *others]), _numbers(seen))
     level, end = seen.level, "no evaluation yet"
     if seen.val:

@@ -5,7 +5,7 @@ Training (2019).
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -48,21 +48,37 @@ class ThroughputWatch:
         return f"training runs at {slow:,.0f} tokens/s, {slow / median:.0%} of its own median of {median:,.0f}"
 
 
-def find_clipped_updates(curve: Curve) -> str:
-    """Return that the usual gradient is far above the clip norm, or "" if not or nothing is known of norms."""
-    if not curve.grad_clip or not curve.grad_norms or not curve.learning_rates:
-        return ""
+def find_symptoms(curve: Curve) -> Iterator[tuple[str, str]]:
+    """Yield the symptoms that the curve has, each by the word of its verdict with the reason."""
     newest = min(curve.steps_since_highest_lr(), _CLIPPED_LOOK_BACK)
-    norms = [norm for norm in curve.grad_norms[-newest:] if norm is not None]
+    norms = [norm for norm in curve.grad_norms[-newest:] if norm is not None] if newest else []
     median = float(np.median(norms)) if len(norms) >= _CLIPPED_STEPS else 0.0
-    if median < _CLIPPED_RATIO * curve.grad_clip:
-        return ""
-    share = sum(norm > curve.grad_clip for norm in norms) / len(norms)
-    longer = f"longer than grad_clip {curve.grad_clip:g} (median {median:.3g}, {median / curve.grad_clip:.1f} times it)"
-    return f"{share:.0%} of the last {len(norms):,} gradients were {longer} and were clipped to it"
+    if curve.grad_clip and median >= _CLIPPED_RATIO * curve.grad_clip:
+        share = sum(norm > curve.grad_clip for norm in norms) / len(norms)
+        of_clip = f"grad_clip {curve.grad_clip:g} (median {median:.3g}, {median / curve.grad_clip:.1f} times it)"
+        longer = f"{share:.0%} of the last {len(norms):,} gradients were longer than {of_clip}"
+        yield "clipping", f"{longer} and were clipped to it"
+    samples, width = curve.samples[-SAMPLES:], _PIECE_CHARACTERS
+    if len(samples) == SAMPLES:
+        pieces = [[text[i : i + width] for i in range(len(text) - width + 1)] for text in samples]
+        least = min(1 - len(set(of_one)) / max(len(of_one), 1) if of_one else 0.0 for of_one in pieces)
+        if len(set(samples)) == 1:
+            yield "repeating", f"the newest {SAMPLES} samples are the same text"
+        elif least >= _REPEATED_SHARE:
+            each = f"at least {least:.0%} of each of the newest {SAMPLES} samples"
+            yield "repeating", f"{each} repeats what stands before it in the sample"
+    if slow := _collapsed_throughput(curve):
+        yield "slow", slow
+    ranks = [item for item in curve.slowest_ranks[-_STRAGGLING_STEPS:] if item]
+    late = Counter(name for name, ratio in ranks if ratio >= _STRAGGLING_RATIO)
+    name, count = late.most_common(1)[0] if late else ("", 0)
+    if len(ranks) >= _FEWEST_RATES and count >= _STRAGGLING_SHARE * len(ranks):
+        ratio = float(np.median([ratio for other, ratio in ranks if other == name]))
+        work = f"its own work took it {ratio:.1f} times as long as the median rank, and the others wait for it"
+        yield "straggling", f"{name} was the slowest in {count} of the last {len(ranks)} steps: {work}"
 
 
-def find_collapsed_throughput(curve: Curve) -> str:
+def _collapsed_throughput(curve: Curve) -> str:
     """Return where the newest span of the steps kept whole ran far below the run's own median, or "" where none did."""
     rates = np.asarray(curve.tokens_per_second, dtype=np.float64)
     if len(rates) < _FEWEST_RATES:
@@ -80,32 +96,3 @@ def find_collapsed_throughput(curve: Curve) -> str:
             where = format_steps(int(curve.steps[first]), int(curve.steps[end - 1]))
             return f"{where} ran at {slow:,.0f} tokens/s, {slow / median:.0%} of the run's median of {median:,.0f}"
     return ""
-
-
-def find_straggler(curve: Curve) -> str:
-    """Return which rank the others wait for in most of the newest steps, or "" where none stands out."""
-    newest = [item for item in curve.slowest_ranks[-_STRAGGLING_STEPS:] if item]
-    if len(newest) < _FEWEST_RATES:
-        return ""
-    late = [name for name, ratio in newest if ratio >= _STRAGGLING_RATIO]
-    name, count = Counter(late).most_common(1)[0] if late else ("", 0)
-    if count < _STRAGGLING_SHARE * len(newest):
-        return ""
-    ratio = float(np.median([ratio for other, ratio in newest if other == name]))
-    work = f"its own work took it {ratio:.1f} times as long as the median rank, and the others wait for it"
-    return f"{name} was the slowest in {count} of the last {len(newest)} steps: {work}"
-
-
-def find_repeating_samples(curve: Curve) -> str:
-    """Return that each of the newest samples of text repeats itself, or all are the same; "" otherwise."""
-    newest = curve.samples[-SAMPLES:]
-    if len(newest) < SAMPLES:
-        return ""
-    if len(set(newest)) == 1:
-        return f"the newest {SAMPLES} samples are the same text"
-    width = _PIECE_CHARACTERS
-    pieces = [[text[i : i + width] for i in range(len(text) - width + 1)] for text in newest]
-    least = min(1 - len(set(of_one)) / max(len(of_one), 1) if of_one else 0.0 for of_one in pieces)
-    if least < _REPEATED_SHARE:
-        return ""
-    return f"at least {least:.0%} of each of the newest {SAMPLES} samples repeats what stands before it in the sample"
