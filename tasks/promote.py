@@ -6,8 +6,7 @@ from prefect import task
 
 from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog
-from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, describe_champion
-from cairn.tasks.checkpoints.promotion_offer import offer
+from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, describe_champion, offer
 from cairn.tasks.errors import GateRefused
 
 

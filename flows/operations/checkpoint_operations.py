@@ -9,7 +9,7 @@ from pathlib import Path
 from cairn.reports.queries import evaluations, run_lookup
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
-from cairn.tasks.checkpoints import promotion, promotion_offer
+from cairn.tasks.checkpoints import promotion
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
 from cairn.tasks.configuration import addresses, configuration_source, network_module, run_configuration
 from cairn.tasks.errors import InvalidConfiguration, TaskError
@@ -81,7 +81,7 @@ def offer_as_person(found: run_lookup.FoundCheckpoint, alias: str, *, why: str =
     yes = Approval(is_given=True, by=by, why=why)
     candidate = Candidate(run_id=log.run_id, reference=reference, evaluations=measured, by=by, why=why, approval=yes)
     rules = promotion_rules(run_lookup.configuration_of(log.state))
-    return promotion_offer.offer(log, Registry(log.store, alias), candidate, rules)
+    return promotion.offer(log, Registry(log.store, alias), candidate, rules)
 
 
 def end_on_record(log: run_log.RunLog, config: run_configuration.RunConfig) -> str:
@@ -99,7 +99,7 @@ def end_on_record(log: run_log.RunLog, config: run_configuration.RunConfig) -> s
     if missing | missing_suites(state, candidate.reference.manifest_sha256, required):
         return ""
     registry = Registry(log.store, config.promotion.alias)
-    foreseen = promotion_offer.preview_offer(log, registry, candidate, replace(rules, needs_approval=False))
+    foreseen = promotion.preview_offer(log, registry, candidate, replace(rules, needs_approval=False))
     before = describe_earlier_decision(registry, candidate, foreseen)
     return f"{describe_training(state)}; {before}" if before else ""
 

@@ -37,7 +37,7 @@ from cairn.storage.logs import log_entry
 from cairn.storage.logs.registry import Promoted, Registry
 from cairn.storage.stores.codec import sha256
 from cairn.tasks import errors, evaluate, promote
-from cairn.tasks.checkpoints import promotion, promotion_offer
+from cairn.tasks.checkpoints import promotion
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, Measurement
 from cairn.tasks.policy.early_stop import Stop, StopTerms, find_stop, finish, outstanding
 from cairn.tasks.policy.termination import FlowEnd
@@ -185,7 +185,7 @@ def offer_best(run: ActiveRun, steps: Steps) -> FlowEnd:
     if candidate is None:
         return flow_run.completed(f"{how}; nothing to promote: no evaluation succeeded")
     registry = Registry(run.log.store, run.config.promotion.alias)
-    foreseen = promotion_offer.preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
+    foreseen = promotion.preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
     if before := checkpoint_operations.describe_earlier_decision(registry, candidate, foreseen):
         return flow_run.completed(f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):

@@ -22,7 +22,7 @@ from cairn.reports.notices import notice
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import registry, run_index, run_log, step_log
 from cairn.storage.stores import codec, object_store, open_store
-from cairn.tasks.checkpoints.promotion_offer import pending_offer
+from cairn.tasks.checkpoints.promotion import pending_offer
 from cairn.tasks.configuration import addresses, configuration_source
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import boot_id, is_known_dead, replace_file, shares_pids, work_folder
