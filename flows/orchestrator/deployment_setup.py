@@ -8,10 +8,8 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
 from prefect import Flow, exceptions
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas import actions, objects, responses
@@ -65,13 +63,8 @@ async def remember_deployed(client: PrefectClient, name: str, wanted: Mapping[st
         await client.update_variable(actions.VariableUpdate(name=name, value=digests(wanted)))
 
 
-async def deploy_all(client: PrefectClient, prefect_file: Path) -> Sequence[str]:
-    """Register what the file has; return what was changed, and what stays as a person has set it."""
-    items = yaml.safe_load(prefect_file.read_text(encoding="utf-8"))["deployments"]
-    return [line for item in items for line in await _deploy(client, item)]
-
-
-async def _deploy(client: PrefectClient, item: Mapping[str, Any]) -> Sequence[str]:
+async def deploy(client: PrefectClient, item: Mapping[str, Any]) -> Sequence[str]:
+    """Register a deployment of the file; return what was changed, and what stays as a person has set it."""
     module, _, attribute = item["entrypoint"].rpartition(".")
     flow: Flow[..., Any] = getattr(importlib.import_module(module), attribute)
     name, wanted, said = f"{flow.name}/{item['name']}", _wanted_settings(item, flow), list[str]()

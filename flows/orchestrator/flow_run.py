@@ -9,7 +9,6 @@ a tag and in an event. A flow that no deployment has begun raises its expected e
 their traceback in both.
 """
 
-import functools
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial, wraps
 from queue import SimpleQueue
 from typing import Any, ParamSpec
 from uuid import UUID
@@ -125,9 +125,6 @@ class Witness:
             inputs: Any = {"wait_for": [objects.TaskRunResult(id=before) for before in after]}
             client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=state, task_inputs=inputs)
 
-        def end(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            client.set_task_run_state(task_run_id, ended[-1], force=True)
-
         self._ask(begin)
         try:
             yield ended
@@ -135,7 +132,7 @@ class Witness:
             ended.append(states.Failed(message=f"{type(error).__name__}: {error}"))
             raise
         finally:
-            self._ask(end)
+            self._ask(lambda client, _: client.set_task_run_state(task_run_id, ended[-1], force=True))
 
     def finish(self, end: FlowEnd, *, at_once: bool) -> None:
         """Show how the run ended, with its reason as a tag; `at_once` waits for no server: the process has to leave."""
@@ -155,12 +152,8 @@ class Witness:
 
     def _log(self, message: str) -> None:
         at: Any = datetime.now(UTC)
-
-        def write(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            line = actions.LogCreate(name="cairn", level=20, message=message, timestamp=at, flow_run_id=flow_run_id)
-            client.create_logs([line])
-
-        self._ask(write)
+        line = partial(actions.LogCreate, name="cairn", level=20, message=message, timestamp=at)
+        self._ask(lambda client, flow_run_id: client.create_logs([line(flow_run_id=flow_run_id)]))
 
     def _ask(self, request: Request) -> None:
         if not self._is_over and self._requests.qsize() < _QUEUED:
@@ -278,7 +271,7 @@ def reason_of(error: BaseException) -> str:
 def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
     """Turn how the body ended, or its expected error, into the flow run's last state."""
 
-    @functools.wraps(body)
+    @wraps(body)
     def wrapper(*arguments: P.args, **keywords: P.kwargs) -> State[None]:
         is_deployed = runtime.deployment.get_id() is not None
         logging.getLogger("prefect.task_runs").setLevel(logging.CRITICAL)  # a line without a name for each

@@ -5,8 +5,7 @@ forgets one until a run of it is started again.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 from uuid import UUID
 
@@ -55,27 +54,19 @@ def visit_stores(
                 if variable.name.startswith(_PREFIX) and isinstance(variable.value, dict):
                     kept = variable.value
                     stores.setdefault(str(kept["store"]), (variable.name, str(kept["store_credentials"])))
-    first: Exception | None = None
+    first, before = None, {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
     for url, (name, named) in stores.items():
         try:
-            with _using_credentials(named, os.environ):
-                results.extend(act(url))
+            take_credentials(named, os.environ)
+            results.extend(act(url))
         except EXPECTED_ERRORS as error:
             first = first or error
             if name:
                 say(f"store {url}: {error}; `prefect variable unset {name}` forgets this store")
+        finally:
+            for changed in [key for key in os.environ if key.startswith("AWS_")]:
+                del os.environ[changed]
+            os.environ.update(before)
     if first is not None:
         raise first
     return results
-
-
-@contextmanager
-def _using_credentials(name: str, environment: MutableMapping[str, str]) -> Iterator[None]:
-    before = {variable: value for variable, value in environment.items() if variable.startswith("AWS_")}
-    try:
-        take_credentials(name, environment)
-        yield
-    finally:
-        for variable in [variable for variable in environment if variable.startswith("AWS_")]:
-            del environment[variable]
-        environment.update(before)

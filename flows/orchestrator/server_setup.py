@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import yaml
 from prefect import exceptions, runtime
 from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient, SyncPrefectClient, get_client
@@ -174,7 +175,9 @@ async def set_up(
         if accelerators and limit != accelerators:
             await client.upsert_global_concurrency_limit_by_name(ACCELERATORS, accelerators)
             changed.append(f"limit {ACCELERATORS}: {accelerators}")
-        changed += await deployment_setup.deploy_all(client, prefect_file) if prefect_file else ()
+        if prefect_file:
+            for item in yaml.safe_load(prefect_file.read_text(encoding="utf-8"))["deployments"]:
+                changed += await deployment_setup.deploy(client, item)
         return [*changed, *(await _alert(client, alert_block) if alert_block else ())]
 
 

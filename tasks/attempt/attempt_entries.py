@@ -128,7 +128,26 @@ def end_lost_attempt(log: run_log.RunLog, claimant: Claimant) -> None:
             break
         if now != owner:  # a commit may come between two heartbeats
             raise _live_owner(log, owner, "still commits")
-    _end_as_lost(log, owner, claimant)
+    last = read() or step_log.Heartbeat(
+        attempt=number, beat=0, step=owner.started.first_step, train_loss=None, tokens=0, gpu_seconds=0.0
+    )
+    evidence = failures.Evidence(
+        heartbeat_step=last.step,
+        kubernetes_reason=claimant.kubernetes_reason(owner.started.placement.host),
+        injected=injected_faults(log.store, log.prefix, owner.started),
+    )
+    over = AttemptOver(attempt=number, evidence=evidence, last=last, last_seen_at=last.at or owner.started_at)
+
+    def decide(state: run_state.RunState) -> run_entries.AttemptEnded | None:
+        if state.open_attempt is None or state.open_attempt.started.attempt != over.attempt:
+            return None
+        policy = partial(budgets.decide, claimant.budgets)
+        return write_receipt(state, failures.classify(evidence), over, policy, NO_REMEDY)
+
+    state = log.append(decide, writer=claimant.writer)
+    ended = state.attempt(over.attempt).ended
+    if ended is not None and ended.decision.action == DecisionAction.STOP and ended.decision.charged is not None:
+        raise BudgetExhausted(f"run {log.run_id}: {ended.decision.reason}")
 
 
 def refuse_deleted(state: run_state.RunState) -> None:
@@ -164,30 +183,6 @@ def _next_attempt(
     if (newest.committed.reference if newest else state.beginning) != reference:
         return None  # the log changed in between: verify again
     return start(state.latest_attempt + 1, reference, state)
-
-
-def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: Claimant) -> None:
-    number = owner.started.attempt
-    last = step_log.read_heartbeat(log.store, log.prefix, number, owner.started.claim_id) or step_log.Heartbeat(
-        attempt=number, beat=0, step=owner.started.first_step, train_loss=None, tokens=0, gpu_seconds=0.0
-    )
-    evidence = failures.Evidence(
-        heartbeat_step=last.step,
-        kubernetes_reason=claimant.kubernetes_reason(owner.started.placement.host),
-        injected=injected_faults(log.store, log.prefix, owner.started),
-    )
-    over = AttemptOver(attempt=number, evidence=evidence, last=last, last_seen_at=last.at or owner.started_at)
-
-    def decide(state: run_state.RunState) -> run_entries.AttemptEnded | None:
-        if state.open_attempt is None or state.open_attempt.started.attempt != over.attempt:
-            return None
-        policy = partial(budgets.decide, claimant.budgets)
-        return write_receipt(state, failures.classify(evidence), over, policy, NO_REMEDY)
-
-    state = log.append(decide, writer=claimant.writer)
-    ended = state.attempt(over.attempt).ended
-    if ended is not None and ended.decision.action == DecisionAction.STOP and ended.decision.charged is not None:
-        raise BudgetExhausted(f"run {log.run_id}: {ended.decision.reason}")
 
 
 def _live_owner(log: run_log.RunLog, owner: run_state.AttemptRecord, why: str) -> LiveOwner:
