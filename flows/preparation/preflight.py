@@ -94,8 +94,7 @@ def check_before_start(
         store_probe.require_links(log.store)
         _check_data(log.store, wanted, resolved.base_dir)
         return wanted
-    # Asking a device takes a process with torch; a run that has attempts has trained on its device before.
-    is_known_to_fit = log.state.attempts and (not on_cpu or wanted.model.module)
+    is_known_to_fit = log.state.attempts and (not on_cpu or wanted.model.module)  # asking a device takes torch
     if wanted.training.memory_check and not is_known_to_fit:
         require_memory(wanted, vocab_size, sizes, available_memory(wanted.training, group))
     if opened is None:

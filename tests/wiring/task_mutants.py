@@ -236,8 +236,8 @@ TASK_MUTANTS = (
     mutant(
         "a-slow-rise-is-harder-text",
         CURVE,
-        "return _step_height(losses, at, 4) >= _JUMP_AT_ONCE * height and max(drifts) <= _JUMP_DRIFT * height",
-        "return True",
+        "if is_at_once and is_quiet and max(drift_before, drift_after) <= _JUMP_DRIFT * height:",
+        "if is_quiet:",
         "tests/tasks/test_curve_jumps.py::test_a_rise_is_diverging",
     ),
     mutant(
@@ -264,8 +264,8 @@ TASK_MUTANTS = (
     mutant(
         "a-little-clipping-is-a-symptom",
         "tasks/policy/run_symptoms.py",
-        "if median < _CLIPPED_RATIO * curve.grad_clip:",
-        "if median < curve.grad_clip:",
+        "median >= _CLIPPED_RATIO * curve.grad_clip:",
+        "median >= curve.grad_clip:",
         "tests/tasks/test_run_symptoms.py::test_gradients_that_are_a_little_clipped_or_not_at_all_are_healthy",
     ),
     mutant(
