@@ -10,7 +10,7 @@ from typing import Any
 from cairn.reports.queries import post_mortem, receipts
 from cairn.reports.text import answer_text, display_tables
 from cairn.storage.stores.codec import stored_list
-from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
+from cairn.tasks.policy.termination import DecisionAction, ExitCode, TerminationReason, read_terminations
 from cairn.tasks.text import format
 
 _MOST_CHANGES, _MOST_WINDOWS, _MOST_ITEMS, _MOST_LINES = 6, 8, 3, 5
@@ -77,7 +77,7 @@ def _answer(facts: post_mortem.PostMortem, attempt: post_mortem.AttemptFacts) ->
         yield f"Now: {status.next}"
         return
     reason, at = attempt.record.ended.reason, f"at {step}, on {format.format_time(receipt.ended_at)}"
-    known = TERMINATIONS.get(reason)
+    known = read_terminations().get(reason)
     yield f"{name} {known.summary.format(at=at) if known else f'ended {at} for the reason {reason}'}"
     if receipt.injected:
         yield f"This end was injected: CAIRN_FAULTS lists {', '.join(receipt.injected)}"
@@ -229,7 +229,7 @@ def _end(attempt: post_mortem.AttemptFacts, evidence: Mapping[str, Any]) -> Iter
     yield from found
     if not found and reason not in (TerminationReason.COMPLETED, TerminationReason.FENCED):
         yield "no exit code, no signal and no last words are on record"
-    known = TERMINATIONS.get(reason)
+    known = read_terminations().get(reason)
     if known and known.because:
         yield f"That makes it {reason}: {known.because}"
     if writer is not None:

@@ -5,10 +5,13 @@ GPT-3, appendix B (2020). Overfitting: Prechelt, Early Stopping, 1998.
 """
 
 import math
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
@@ -51,74 +54,16 @@ _FLAT_SHARE, _FLAT_STEPS = 0.02, 200
 _DEAD_SHARE = 0.001
 
 Curve = curve_statistics.Curve
-
-
-_CLIP = "Clip gradients: training.grad_clip = 1.0."
-_END_LOWER = "Let the learning rate fall: a lower training.min_lr or fewer training.steps."
-_FALL_SOONER = "Let the learning rate fall sooner: fewer training.steps."
-_REVIVE = "Raise training.min_lr or training.steps: the learning rate has fallen to almost nothing."
-_STOP = "Else stop here ([early_stop] patience)."
-_STOP_EARLIER = "Stop earlier ([early_stop] overfit_ratio or patience); the best checkpoint is kept."
-_FEWER_THREADS = "Open the next run with fewer training.threads."
-CURES: Mapping[str, tuple[str, ...]] = {
-    VerdictKind.HEALTHY: (),
-    VerdictKind.TOO_EARLY: ("Wait for more steps.",),
-    VerdictKind.PLATEAU: (
-        _END_LOWER,
-        _FALL_SOONER,
-        _REVIVE,
-        "If it was flat early on, lower training.lr: a rate that is too high learns only token frequencies.",
-        "Make the model larger or bring more data.",
-        _STOP,
-    ),
-    VerdictKind.SPIKING: (
-        _CLIP,
-        "Lower training.lr or lengthen training.warmup_steps.",
-        "Look at the data of the spike's step; go back before it and leave that batch out.",
-    ),
-    VerdictKind.CLIPPING: (
-        "Raise training.grad_clip to about the median norm, so that only outliers are clipped.",
-        "Lower training.lr or lengthen training.warmup_steps, if the norms grow.",
-    ),
-    VerdictKind.REPEATING: (
-        "Look at the text: duplicates teach repetition.",
-        "Train longer, or lower training.lr: a network that learned only frequent words repeats them.",
-    ),
-    VerdictKind.SLOW: (
-        "Look for other work on the machine in those steps; more threads than free cores wait for each other.",
-        _FEWER_THREADS,
-        "Move this run to a machine with free cores.",
-    ),
-    VerdictKind.STRAGGLING: (
-        "Look for other work, heat or a throttled device there; ranks have the same share of a batch.",
-        "Take the machine out, and give the same command on another one: the bits stay the same.",
-    ),
-    VerdictKind.OVERFITTING: (
-        _STOP_EARLIER,
-        "Bring more data, or train fewer steps on what there is.",
-        "Raise model.dropout and training.weight_decay, or make the model smaller.",
-    ),
-    VerdictKind.STUCK: (
-        "Check that training.lr is not zero or tiny, and that warm-up is not longer than the run.",
-        "Raise training.lr by steps of 3.",
-        "Check the data: noise, or text with the wrong tokenizer, cannot be learned.",
-    ),
-    VerdictKind.DIVERGING: (
-        "Lower training.lr (try a tenth) and go back to a checkpoint before the rise.",
-        "Lengthen training.warmup_steps.",
-        _CLIP,
-    ),
-}
 _IN_EFFECT: Mapping[str, Callable[[Curve], bool]] = {
-    _CLIP: lambda curve: 0 < curve.grad_clip <= 1.0,
-    _END_LOWER: lambda curve: curve.min_lr == 0 or _has_dead_rate(curve),
-    _FALL_SOONER: lambda curve: curve.min_lr != 0 or _has_dead_rate(curve),
-    _REVIVE: lambda curve: not _has_dead_rate(curve),
-    _STOP: lambda curve: curve.patience > 0,
-    _STOP_EARLIER: lambda curve: curve.patience > 0 or curve.overfit_ratio > 0,
-    _FEWER_THREADS: lambda curve: curve.threads == 1,
+    "clips": lambda curve: 0 < curve.grad_clip <= 1.0,
+    "falls-to-zero": lambda curve: curve.min_lr == 0 or _has_dead_rate(curve),
+    "ends-above-zero": lambda curve: curve.min_lr != 0 or _has_dead_rate(curve),
+    "rate-is-alive": lambda curve: not _has_dead_rate(curve),
+    "stops-without-improvement": lambda curve: curve.patience > 0,
+    "stops-early": lambda curve: curve.patience > 0 or curve.overfit_ratio > 0,
+    "has-one-thread": lambda curve: curve.threads == 1,
 }
-"""When a cure is not named: the run has it already, or it would change nothing."""
+"""When a cure is not named, by the words of curve_verdict.toml."""
 
 
 def _has_dead_rate(curve: Curve) -> bool:
@@ -256,6 +201,13 @@ def _numbers(seen: _Measured) -> dict[str, float]:
 
 
 def _verdict(curve: Curve, kind: VerdictKind, why: str, numbers: Mapping[str, float]) -> CurveVerdict:
-    cures = tuple(cure for cure in CURES[kind] if cure not in _IN_EFFECT or not _IN_EFFECT[cure](curve))
+    usual = _read_cures().get(kind, ())
+    cures = tuple(cure["say"] for cure in usual if "unless" not in cure or not _IN_EFFECT[cure["unless"]](curve))
     finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
     return CurveVerdict(kind=kind.value, why=why, numbers=finite, cures=cures)
+
+
+@cache
+def _read_cures() -> dict[str, list[dict[str, str]]]:
+    """Return the usual cures for each verdict."""
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

@@ -250,7 +250,7 @@ TASK_MUTANTS = (
     mutant(
         "cures-in-effect-are-named",
         "tasks/policy/curve_verdict.py",
-        "if cure not in _IN_EFFECT or not _IN_EFFECT[cure](curve)",
+        'if "unless" not in cure or not _IN_EFFECT[cure["unless"]](curve)',
         "if cure",
         "tests/tasks/test_curve_cures.py::test_a_cure_in_effect_is_not_named_and_others_are",
     ),
