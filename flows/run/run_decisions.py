@@ -1,4 +1,4 @@
-"""The decisions beside and after training: an attempt's evaluations, its early stop, and the promotion at a run's end.
+"""The decisions beside and after training: evaluations and early stop of an attempt, what follows it, a promotion.
 
 Evaluations run one at a time beside training, at most one behind it if they may stop the run. At the end the best
 checkpoint is offered to the alias once, with approval where required: a deployed flow run is suspended until the answer
@@ -31,16 +31,17 @@ from cairn.flows.operations import checkpoint_operations
 from cairn.flows.orchestrator import flow_run, prefect_server
 from cairn.flows.run.active_run import ActiveRun
 from cairn.flows.run.steps import Steps
+from cairn.reports.text.answer_text import describe_end, describe_kept, describe_left
 from cairn.reports.text.display_tables import markdown_text
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
-from cairn.storage.logs import log_entry
+from cairn.storage.logs import log_entry, run_entries
 from cairn.storage.logs.registry import Promoted, Registry
 from cairn.storage.stores.codec import sha256
 from cairn.tasks import errors, evaluate, promote
 from cairn.tasks.checkpoints import promotion
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, Measurement
 from cairn.tasks.policy.early_stop import Stop, StopTerms, find_stop, finish, outstanding
-from cairn.tasks.policy.termination import FlowEnd
+from cairn.tasks.policy.termination import DecisionAction, FlowEnd, FlowOutcome, TerminationReason, flow_outcome
 from cairn.tasks.text.format import format_count
 
 
@@ -157,6 +158,25 @@ def finish_run(run: ActiveRun, attempt: int) -> None:
         return
     body = finish(last, attempt, stop)
     log.append(lambda state: body if state.finished is None else None, writer=writer)
+
+
+def end_after(run: ActiveRun, ended: run_entries.AttemptEnded) -> FlowEnd | None:
+    """Return the run's end if no other attempt follows in this process, None if it goes on or is finished."""
+    decision = ended.decision
+    if decision.action == DecisionAction.FINISH:
+        return None
+    if run.cancellation.is_cancelling():
+        return FlowEnd(reason=run.cancellation.outcome, message=f"{ended.detail}; the same command continues")
+    if ended.reason == TerminationReason.PAUSED and not run.limit.why:
+        return None  # by cost.limit: no other attempt can be claimed
+    outcome = flow_outcome(ended.reason, decision.action, decision.charged, is_spent=decision.is_spent)
+    if outcome is None:
+        run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")
+        return None
+    if outcome in (FlowOutcome.PREEMPTED, FlowOutcome.INTERRUPTED):
+        kept = describe_kept(ended, run.log.state.resume_step)
+        return FlowEnd(reason=outcome, message=f"{kept}; the same command continues")
+    return FlowEnd(reason=outcome, message=describe_end(ended))
 
 
 _POLL_SECONDS, _ASKED_SECONDS = 2.0, 15.0
