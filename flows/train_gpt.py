@@ -131,9 +131,7 @@ def train_attempt(run: active_run.ActiveRun, started: AttemptStarted, steps: Ste
             evidence = trainer.evidence(problem)
         ended = attempt_trainer.record_end(run, evidence, trainer.heartbeat(0))
     finally:
-        evaluations.end_attempt()
-        if not run.is_shutting_down():
-            evaluations.wait()
+        evaluations.finish()
     run.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
     return ended
 

@@ -109,15 +109,16 @@ class AttemptEvaluations:
                 run.say(f"  stops early at step {self._stop.step}: {self._stop.why} (early_stop.{self._stop.rule})")
         return self._stop is not None
 
-    def end_attempt(self) -> None:
-        """Give up evaluations from now on when a shutdown is requested: the receipt is written."""
-        self._is_attempt_over = True
+    def finish(self) -> None:
+        """Wait for every evaluation, and say how many; failures are in the log already.
 
-    def wait(self) -> None:
-        """Wait for every evaluation, and say how many; failures are in the log already."""
-        if count := self._outstanding():
-            self._run.say(f"  {format_count(count, 'evaluation')} outstanding")
-        self._beside.shutdown()
+        The receipt is written: from now on they are given up when a shutdown is requested, and are not waited for.
+        """
+        self._is_attempt_over = True
+        if not self._run.is_shutting_down():
+            if count := self._outstanding():
+                self._run.say(f"  {format_count(count, 'evaluation')} outstanding")
+            self._beside.shutdown()
 
     def _outstanding(self) -> int:
         return sum(not future.done() for future in self._futures)

@@ -62,9 +62,9 @@ class WatchDecision:
     until: float = 0.0
 
 
-_continue, _wait, _leave = (
-    partial(WatchDecision, action=action) for action in (WatchAction.CONTINUED, WatchAction.WAITS, WatchAction.LEFT)
-)
+_continue = partial(WatchDecision, action=WatchAction.CONTINUED)
+_wait = partial(WatchDecision, action=WatchAction.WAITS)
+_leave = partial(WatchDecision, action=WatchAction.LEFT)
 
 
 def decide_watch(state: RunState, observed: Observed, now: float) -> WatchDecision:
