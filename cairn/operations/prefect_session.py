@@ -79,7 +79,7 @@ def training_session(
     server.choose()
     if log.state.finished is None:
         warm.start(folder)
-    preparing = preflight.preparing_text(resolved, config, log, os.environ, partial(warm.measure_speed, folder))
+    preparing = preflight.preparing_text(resolved, config, log, partial(warm.measure_speed, folder))
     with preparing, process_scopes.collecting_no_garbage():
         prefect_settings.import_prefect(say=output.say, refresh=True)
         from cairn.flows import train_gpt

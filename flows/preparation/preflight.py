@@ -104,18 +104,14 @@ def check_before_start(
 
 @contextmanager
 def preparing_text(
-    resolved: ResolvedRequest,
-    config: RunConfig,
-    log: run_log.RunLog,
-    environment: Mapping[str, str],
-    ask: Callable[[], numerics.MachineSpeed | None],
+    resolved: ResolvedRequest, config: RunConfig, log: run_log.RunLog, ask: Callable[[], numerics.MachineSpeed | None]
 ) -> Iterator[None]:
     """Tokenize a new run's small text and measure its numerics in a thread while the block imports modules.
 
     The run's own steps then find both; what fails here fails there again, and is reported there. The text is read
     before the block: Python would read and import by turns, but imports run beside the tokenizer, which is no Python.
     """
-    folder = placement.work_folder(environment)
+    folder = placement.work_folder(os.environ)
 
     def prepare() -> None:
         with suppress(Exception):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cairn.flows.operations.checkpoint_operations import plan_evaluation
 from cairn.flows.orchestrator import flow_run, run_notices, run_overview
-from cairn.flows.preparation import training_request
+from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
 from cairn.flows.run.progress import Progress, TextProgress
 from cairn.flows.run.steps import Steps
 from cairn.reports.exporters.exporters import run_exporters
@@ -23,15 +23,17 @@ from cairn.storage.errors import StoreRefused
 from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles
 from cairn.storage.stores import object_store, store_probe
-from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_signal
+from cairn.tasks.attempt import preemption_notice, shutdown_signal
+from cairn.tasks.attempt.attempt_entries import DataOrigin
 from cairn.tasks.checkpoints.retention import sweep_run
-from cairn.tasks.configuration import addresses, network_module, run_configuration, stored_configuration
+from cairn.tasks.configuration import addresses, network_module, stored_configuration
+from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.data import snapshot_lookup
 from cairn.tasks.errors import ShutdownRequested
 from cairn.tasks.evaluator import curve_reader
 from cairn.tasks.evaluator.evaluation_run import refuse_command
 from cairn.tasks.machine import machine_speed, placement, process_scopes
-from cairn.tasks.policy import run_set, run_symptoms
+from cairn.tasks.policy import run_symptoms
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import describe_schedule, describe_split, one_line
 from cairn.tasks.tokenize_and_split import Text
@@ -56,19 +58,12 @@ class ActiveRun:
     """
 
     def __init__(
-        self,
-        log: run_log.RunLog,
-        config: run_configuration.RunConfig,
-        host: Host,
-        origin: attempt_entries.DataOrigin,
-        *,
-        start_over: bool,
-        limit: run_set.RunLimit,
+        self, log: run_log.RunLog, config: RunConfig, host: Host, origin: DataOrigin, resolved: ResolvedRequest
     ) -> None:
         """Prepare the services; none runs yet."""
         self.log, self.config, self.host, self.origin = log, config, host, origin
-        self.start_over, self.limit = start_over, limit
-        self.last_step = int(min(config.training.steps, limit.until_step))
+        self.start_over, self.limit = resolved.request.start_over, resolved.limit
+        self.last_step = int(min(config.training.steps, self.limit.until_step))
         self.group = trainer_group.trainer_group(config.training, os.environ)
         self.machines = machines.Machines(self.group.nodes)
         self.gathering_seconds, self.too_few_machines = 0.0, ""
@@ -175,12 +170,12 @@ def starter(environment: Mapping[str, str], default: str = "person") -> str:
     return environment.get("CAIRN_CONTINUED_BY", "").strip() or default
 
 
-def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Host) -> ActiveRun:
+def open_run(resolved: ResolvedRequest, steps: Steps, host: Host) -> ActiveRun:
     """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
     log = resolved.open_log()
     opened = log.refresh().opened
     is_new, notes = opened is None, tuple[str, ...]()
-    config = training_request.configure_run(resolved, log.state, os.environ)
+    config = configure_run(resolved, log.state, os.environ)
     group = trainer_group.trainer_group(config.training, os.environ)
     if log.state.finished is None:
         host.warm.start(placement.trainer_folder(os.environ, log))
@@ -189,14 +184,14 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
         config = stored_configuration.keep_numerics(config, opened.config)  # another process may have been first
     stored_configuration.check_drift(opened.config, config, run_id=log.run_id)
     host.warm.set_command(group.command())
-    origin = attempt_entries.DataOrigin(
+    origin = DataOrigin(
         snapshot_id=opened.data_snapshot,
         data=config.data if resolved.configuration or is_new else None,
         base_dir=resolved.base_dir,
         cache_dir=placement.work_folder(os.environ) / "snapshots",
         work_dir=placement.trainer_folder(os.environ, log),
     )
-    run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over, limit=resolved.limit)
+    run = ActiveRun(log, config, host, origin, resolved)
     for line in notes:
         run.say(line)
     if resolved.configuration is None:  # what the log says and this machine does not do
@@ -210,7 +205,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
 
 
 def _record_opening(
-    log: run_log.RunLog, wanted: run_configuration.RunConfig, base_dir: Path, steps: Steps, host: Host
+    log: run_log.RunLog, wanted: RunConfig, base_dir: Path, steps: Steps, host: Host
 ) -> tuple[run_entries.RunOpened, tuple[str, ...]]:
     """Append run-opened with data, weights and this machine's fastest numerics; return the log's, and what to say."""
     store_probe.probe_store(log.store)

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -159,11 +159,7 @@ def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> 
 
 
 def polling_notices(
-    shutdown: ShutdownSignal,
-    sources: tuple[NoticeSource, ...],
-    *,
-    poll_seconds: float,
-    on_problem: Callable[[str], None] = lambda problem: None,
+    shutdown: ShutdownSignal, sources: Sequence[NoticeSource], *, poll_seconds: float, on_problem: Callable[[str], None]
 ) -> AbstractContextManager[None]:
     """Poll the sources in the block until a notice requests the shutdown; `on_problem` gets a source's failure once."""
     unavailable: set[NoticeSource] = set()
