@@ -199,7 +199,7 @@ def _check(
     from cairn.flows.preparation.preflight import check_before_start
 
     log = resolved.open_log()
-    return log, check_before_start(resolved, log, variables, writable=False, is_here=is_here)
+    return log, check_before_start(resolved, log, variables, writes=False, is_here=is_here)
 
 
 def _settle(configuration: "RunConfig", *, is_here: bool = True) -> "RunConfig":

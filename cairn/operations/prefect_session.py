@@ -88,7 +88,7 @@ def training_session(
     given = asdict(resolved.request) | {"run_id": resolved.run_id, "store": resolved.store_url}
     given["overrides"] = list(resolved.request.overrides)
     name = run_overview.flow_run_name(log.run_id, log.state.latest_attempt)
-    witness = flow_run.Witness(train_gpt.train_gpt, name, given, server, say=output.say)
+    witness = flow_run.Witness(train_gpt.train_gpt, name, given, server)
     if not server.is_ephemeral:
         witness.flow_run.wanted.set()  # a server that runs already takes no core from the first step
     by = active_run.starter(os.environ)

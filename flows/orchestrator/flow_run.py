@@ -97,17 +97,11 @@ class Witness:
     """Writes a run's steps, lines and end to the Prefect server, in the order in which they happened."""
 
     def __init__(
-        self,
-        flow: Flow[Any, Any],
-        name: str,
-        parameters: Mapping[str, Any],
-        server: session_server.SessionServer,
-        *,
-        say: Callable[[str], None],
+        self, flow: Flow[Any, Any], name: str, parameters: Mapping[str, Any], server: session_server.SessionServer
     ) -> None:
         """Begin to wait for the first step; the flow run will have this name and these parameters."""
         self.flow_run = FlowRun(parameters=parameters, echo=self._log, is_expected=True)
-        self._flow, self.name, self._server, self._say = flow, name, server, say
+        self._flow, self.name, self._server = flow, name, server
         self._requests = SimpleQueue[Request | None]()
         self._is_over = self._is_away = False
         self._thread = threading.Thread(target=self._show, name="witness", daemon=True)
@@ -175,7 +169,7 @@ class Witness:
                         request(client, made.id)
                     except TransportError:
                         if not (self._is_away or self._server.is_lost):
-                            self._say("Prefect does not answer: this run goes on, and its pages miss some of it")
+                            self._server.say("Prefect does not answer: this run goes on, and its pages miss some of it")
                         self._is_away = True
                     except Exception:  # an API that fails costs this line
                         pass

@@ -22,7 +22,8 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.estimates import numerics, size_estimate
 from cairn.reports.exporters.exporters import check_exporters
 from cairn.storage.errors import StoreRefused, StoreUnavailable
-from cairn.storage.logs import run_log, run_state
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, RejectedRow
 from cairn.storage.stores import object_store, store_probe
@@ -47,16 +48,11 @@ _LATE = 2
 
 
 def check_before_start(
-    resolved: ResolvedRequest,
-    log: run_log.RunLog,
-    environment: Mapping[str, str],
-    *,
-    writable: bool = True,
-    is_here: bool = True,
+    resolved: ResolvedRequest, log: RunLog, environment: Mapping[str, str], *, writes: bool = True, is_here: bool = True
 ) -> RunConfig:
     """Read the log, return the run's configuration or raise a command's error.
 
-    `writable` probes a new store; the device of a plan for another machine need not be here.
+    `writes` probes a new store; the device of a plan for another machine need not be here.
     """
     try:
         opened = log.refresh_whole().opened
@@ -80,10 +76,10 @@ def check_before_start(
         raise InvalidConfiguration(str(error)) from error
     check_exporters(wanted.exporters)
     if opened is not None:
-        if not writable or log.state.finished is not None or log.state.open_attempt is not None:  # its owner may live
+        if not writes or log.state.finished is not None or log.state.open_attempt is not None:  # its owner may live
             return wanted
         vocab_size = read_manifest(log.store, opened.data_snapshot).vocab_size
-    elif writable:
+    elif writes:
         try:
             store_probe.probe_store(log.store)
         except StoreRefused as error:  # one that is unavailable or full for now may work in a minute
@@ -104,7 +100,7 @@ def check_before_start(
 
 @contextmanager
 def preparing_text(
-    resolved: ResolvedRequest, config: RunConfig, log: run_log.RunLog, ask: Callable[[], numerics.MachineSpeed | None]
+    resolved: ResolvedRequest, config: RunConfig, log: RunLog, ask: Callable[[], numerics.MachineSpeed | None]
 ) -> Iterator[None]:
     """Tokenize a new run's small text and measure its numerics in a thread while the block imports modules.
 
@@ -301,9 +297,7 @@ class StoreRoom:
     free_bytes: int | None
 
 
-def store_room(
-    store: object_store.ObjectStore, state: run_state.RunState, config: RunConfig, vocab_size: int
-) -> StoreRoom:
+def store_room(store: object_store.ObjectStore, state: RunState, config: RunConfig, vocab_size: int) -> StoreRoom:
     """Return the room that the checkpoints of a run take, beside those that it has already."""
     rules, total = config.checkpoint, config.training.steps
     commits, milestones = -(-total // rules.every_steps), total // rules.keep_every if rules.keep_every else 0
