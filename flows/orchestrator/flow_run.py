@@ -28,7 +28,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas import actions, objects
 
 from cairn.flows.errors import EXPECTED_ERRORS
-from cairn.flows.orchestrator import flow_run_tags, prefect_server, session_server
+from cairn.flows.orchestrator import flow_run_tags, prefect_server
+from cairn.flows.orchestrator.session_server import SessionServer
 from cairn.tasks.attempt import preemption_notice, shutdown_signal
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
@@ -96,9 +97,7 @@ class FlowRun:
 class Witness:
     """Writes a run's steps, lines and end to the Prefect server, in the order in which they happened."""
 
-    def __init__(
-        self, flow: Flow[Any, Any], name: str, parameters: Mapping[str, Any], server: session_server.SessionServer
-    ) -> None:
+    def __init__(self, flow: Flow[Any, Any], name: str, parameters: Mapping[str, Any], server: SessionServer) -> None:
         """Begin to wait for the first step; the flow run will have this name and these parameters."""
         self.flow_run = FlowRun(parameters=parameters, echo=self._log, is_expected=True)
         self._flow, self.name, self._server = flow, name, server

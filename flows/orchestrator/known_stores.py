@@ -40,9 +40,7 @@ def record_store(url: str, run_id: str, credentials: str, say: Callable[[str], N
         say(f"store {url} is not on record in Prefect, where watch-runs and sweep-checkpoints look for it: {error}")
 
 
-def visit_stores(
-    given: str, credentials: str, act: Callable[[str], Iterable[T]], say: Callable[[str], None]
-) -> list[T]:
+def visit_stores(given: str, credentials: str, do: Callable[[str], Iterable[T]], say: Callable[[str], None]) -> list[T]:
     """Act on the given store, or without one on this worker's own and all on record; raises the first error at the end.
 
     The environment has the credentials of the store that is visited.
@@ -58,7 +56,7 @@ def visit_stores(
     for url, (name, named) in stores.items():
         try:
             take_credentials(named, os.environ)
-            results.extend(act(url))
+            results.extend(do(url))
         except EXPECTED_ERRORS as error:
             first = first or error
             if name:

@@ -114,10 +114,7 @@ def accelerator_slot(
         ready.set()
 
     # A thread's own context would not know this server.
-    holding = running_beside(
-        lambda left: context.run(hold, left), name="accelerator-slot", join_seconds=_RELEASE_SECONDS
-    )
-    with holding:
+    with running_beside(lambda left: context.run(hold, left), name="accelerator-slot", join_seconds=_RELEASE_SECONDS):
         until, is_told = time.monotonic() + _ANSWER_SECONDS, False
         while not ready.wait(_LOOK_SECONDS) and time.monotonic() < until and not is_stopping():
             if taken.is_set() and not is_told:

@@ -37,7 +37,8 @@ from cairn.tasks.policy import run_symptoms
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import describe_schedule, describe_split, one_line
 from cairn.tasks.tokenize_and_split import Text
-from cairn.tasks.trainer import initial_weights, machines, trainer_group, trainer_process
+from cairn.tasks.trainer import machines, trainer_group, trainer_process
+from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,11 +221,9 @@ def _record_opening(
     initial = None
     if wanted.training.init_from is not None:
         files = SnapshotFiles(log.store, snapshot.snapshot_id, folder / "snapshots")
-        given = initial_weights.InitialDirectory(wanted.training.init_from, base_dir)
+        given = InitialDirectory(wanted.training.init_from, base_dir)
         tokenizer, vocab_size = files.path(TOKENIZER).read_text(encoding="utf-8"), files.manifest.vocab_size
-        initial = initial_weights.keep_initial_weights(
-            log.store, given, wanted.model, tokenizer_json=tokenizer, vocab_size=vocab_size
-        )
+        initial = keep_initial_weights(log.store, given, wanted.model, tokenizer_json=tokenizer, vocab_size=vocab_size)
     chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
     body = run_entries.RunOpened(
         run_id=log.run_id,

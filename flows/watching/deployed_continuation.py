@@ -22,7 +22,7 @@ from prefect.states import Scheduled
 from cairn.flows.orchestrator import flow_run_tags, known_stores, run_overview
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, choose_run_id, resolve_request
-from cairn.storage.logs import run_log
+from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.codec import sha256
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import ConfigDrift, InvalidConfiguration
@@ -50,9 +50,7 @@ class ContinuationByDeployment:
             raise InvalidConfiguration(f"deployment {deployment}: PREFECT_API_URL is not set, so no server knows it")
         self._deployment, self._store_url = deployment, store_url
 
-    def begin(
-        self, log: run_log.RunLog, *, silent_seconds: float, delay_seconds: float = 0.0
-    ) -> tuple[WatchAction, str]:
+    def begin(self, log: RunLog, *, silent_seconds: float, delay_seconds: float = 0.0) -> tuple[WatchAction, str]:
         """Create a flow run that continues the run after the delay, unless one is scheduled, running or cancelled."""
         with get_client(sync_client=True) as client:
             try:
@@ -98,7 +96,7 @@ class ContinuationByDeployment:
         return f"flow runs of {self._deployment} named after {run_id}"
 
     def _find_running(
-        self, client: SyncPrefectClient, deployment_id: UUID, log: run_log.RunLog, silent_seconds: float
+        self, client: SyncPrefectClient, deployment_id: UUID, log: RunLog, silent_seconds: float
     ) -> objects.FlowRun | None:
         """Return the deployment's unfinished flow run that continues the run."""
         states = {"type": {"any_": [objects.StateType.SCHEDULED, objects.StateType.PENDING, objects.StateType.RUNNING]}}
@@ -117,7 +115,7 @@ class ContinuationByDeployment:
         return None
 
 
-def name_successor(end: FlowEnd, log: run_log.RunLog, say: Callable[[str], None]) -> FlowEnd:
+def name_successor(end: FlowEnd, log: RunLog, say: Callable[[str], None]) -> FlowEnd:
     """Have this deployment's next flow run continue a preempted run after its back-off, and name it; never raises."""
     if end.reason != FlowOutcome.PREEMPTED:
         return end
@@ -135,7 +133,7 @@ def name_successor(end: FlowEnd, log: run_log.RunLog, say: Callable[[str], None]
     return end
 
 
-def _last_launch(client: SyncPrefectClient, log: run_log.RunLog) -> objects.FlowRun | None:
+def _last_launch(client: SyncPrefectClient, log: RunLog) -> objects.FlowRun | None:
     """Return the deployed flow run of this run and store that, by the log, trained it last; no other's is believed."""
     names = dict.fromkeys(attempt.flow_run_id for attempt in reversed(log.state.attempts[-10:]))
     for name in filter(None, names):

@@ -26,8 +26,7 @@ from cairn.tasks.checkpoints.promotion import pending_offer
 from cairn.tasks.configuration import addresses, configuration_source
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import boot_id, is_known_dead, replace_file, shares_pids, work_folder
-from cairn.tasks.policy import run_watch
-from cairn.tasks.policy.run_watch import Life, Observed, WatchAction, decide_watch, is_over
+from cairn.tasks.policy.run_watch import Life, Observed, WatchAction, decide_watch, is_over, lease_seconds
 from cairn.tasks.text.output import say
 
 CAIRN = (sys.executable, "-P", "-m", "cairn.cli.command")
@@ -201,7 +200,7 @@ class RunWatcher:
         def is_near(row: WatchRow) -> bool:
             if row.seconds is None:  # of what is over the index has no configuration
                 return False
-            lease_end = polled_at + run_watch.lease_seconds(self._logs[row.run_id].state)
+            lease_end = polled_at + lease_seconds(self._logs[row.run_id].state)
             return self._monotonic() + row.seconds <= lease_end
 
         while near := [run_id for run_id, row in rows.items() if is_near(row)]:
@@ -268,7 +267,7 @@ class RunWatcher:
                 decision = decide_watch(log.state, observed, now)
         self._index.note(log, is_over=is_over(log.state, observed))
         row, owner, seconds = partial(WatchRow, run_id=run_id), log.state.open_attempt, now - observed.unchanged_since
-        if owner is None or seconds < 2 * run_watch.lease_seconds(log.state):
+        if owner is None or seconds < 2 * lease_seconds(log.state):
             self._silent.pop(run_id, None)
         else:
             opening, number, step = log.state.opening, owner.started.attempt, owner.last_known_step

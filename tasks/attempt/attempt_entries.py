@@ -21,7 +21,8 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.checkpoints.fork_pin import begin_again
 from cairn.storage.checkpoints.resume_point import newest_verified, quarantine_checkpoint
 from cairn.storage.errors import Fenced, IntegrityError, NothingReadable, ObjectMissing, StorageError
-from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
+from cairn.storage.logs import log_entry, run_log, run_state, step_log
+from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted, DataQuarantined
 from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.injected_faults import injected_faults
@@ -35,7 +36,7 @@ from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 _DEAD_SILENT_BEATS = 1.5
 """Heartbeats for which an owner whose process is gone must be silent: a heartbeat that moves outvotes a missing pid."""
 
-Start = Callable[[int, log_entry.CheckpointReference | None, run_state.RunState], run_entries.AttemptStarted]
+Start = Callable[[int, log_entry.CheckpointReference | None, run_state.RunState], AttemptStarted]
 """Makes the entry from attempt number, resume point and state."""
 
 
@@ -52,7 +53,7 @@ class Claimant:
     kubernetes_reason: Callable[[str], str] = lambda host: ""
 
 
-def claim_attempt(log: run_log.RunLog, claimant: Claimant, start: Start) -> run_entries.AttemptStarted:
+def claim_attempt(log: run_log.RunLog, claimant: Claimant, start: Start) -> AttemptStarted:
     """Append the next attempt-started and return it; it resumes from the newest committed checkpoint that verifies.
 
     A fork without a commit resumes from the checkpoint it was forked from. Raises `LiveOwner` if another attempt is
@@ -138,7 +139,7 @@ def end_lost_attempt(log: run_log.RunLog, claimant: Claimant) -> None:
     )
     over = AttemptOver(attempt=number, evidence=evidence, last=last, last_seen_at=last.at or owner.started_at)
 
-    def decide(state: run_state.RunState) -> run_entries.AttemptEnded | None:
+    def decide(state: run_state.RunState) -> AttemptEnded | None:
         if state.open_attempt is None or state.open_attempt.started.attempt != over.attempt:
             return None
         policy = partial(budgets.decide, claimant.budgets)
@@ -176,7 +177,7 @@ def writing_heartbeats(
 
 def _next_attempt(
     log: run_log.RunLog, reference: log_entry.CheckpointReference | None, start: Start, state: run_state.RunState
-) -> run_entries.AttemptStarted | None:
+) -> AttemptStarted | None:
     if state.open_attempt is not None:
         raise _live_owner(log, state.open_attempt, "claimed the run first")
     newest = state.newest_committed
@@ -231,7 +232,7 @@ class DataOrigin:
 
 def end_attempt(
     log: run_log.RunLog, over: AttemptOver, *, limits: BudgetsConfig, origin: DataOrigin, writer: log_entry.Writer
-) -> run_entries.AttemptEnded:
+) -> AttemptEnded:
     """Append the remedy and the receipt, and return the receipt; raises `Fenced` if another process ended it."""
     written = log.refresh().attempt(over.attempt).ended
     if written is not None and written.evidence == evidence_document(over.evidence):
@@ -257,9 +258,7 @@ def end_attempt(
     if receipt.decision.action == DecisionAction.RESUME:
         if remedy.windows:
             windows = tuple(sorted(set(remedy.windows)))
-            body = run_entries.DataQuarantined(
-                attempt=over.attempt, reason=failure.reason, windows=windows, detail=failure.detail
-            )
+            body = DataQuarantined(attempt=over.attempt, reason=failure.reason, windows=windows, detail=failure.detail)
             log.append(lambda state: None if set(windows) <= state.quarantined_windows else body, writer=writer)
         if (before := remedy.before_step) is not None:
             # The oldest readable checkpoint stays, so that there is always one to resume from.
@@ -272,7 +271,7 @@ def end_attempt(
 
 def write_receipt(
     state: run_state.RunState, failure: failures.Failure, over: AttemptOver, policy: budgets.Policy, remedy: Remedy
-) -> run_entries.AttemptEnded:
+) -> AttemptEnded:
     """Return the entry that ends the open attempt of `state`, including the decision on what follows."""
     owner, number, last = state.open_attempt, over.attempt, over.last
     if owner is None or owner.started.attempt != number:
@@ -284,19 +283,17 @@ def write_receipt(
     sizes, training = attempt_sizes.sizes_of(owner.started), owner.started.config.get("training", {})
     batch, processes = training.get("global_batch", sizes.micro_batch), owner.started.placement.world_size
     mode, halves = training.get("parallel", "ddp"), training.get("on_oom") == "halve"
-    lighter = attempt_sizes.lighter_sizes(
-        sizes, global_batch=batch, processes=processes, mode=mode, halves_first=halves
-    )
+    less = attempt_sizes.lighter_sizes(sizes, global_batch=batch, processes=processes, mode=mode, halves_first=halves)
     impact = budgets.FailureImpact(
         last_step=last_step,
         sizes=sizes,
-        lighter=attempt_sizes.choose_lighter(sizes, lighter, over.room),
+        lighter=attempt_sizes.choose_lighter(sizes, less, over.room),
         wasted_gpu_seconds=gpu_seconds - useful,
         quarantined_samples=len(set(remedy.windows) - before),
         repaired_objects=remedy.repaired_objects,
         given_up=over.evidence.stop_signal is not None and over.evidence.exit_code is None,
     )
-    return run_entries.AttemptEnded(
+    return AttemptEnded(
         attempt=number,
         reason=failure.reason,
         detail=failure.detail,

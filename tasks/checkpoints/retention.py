@@ -14,8 +14,9 @@ from functools import partial
 from cairn.storage.checkpoints import fork_pin, resume_point
 from cairn.storage.checkpoints.sweep import Finding, SweepPlan, SweepReport, parse_checkpoint_folder, sweep
 from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
-from cairn.storage.logs import log_entry, registry, run_index, run_log, run_state
+from cairn.storage.logs import log_entry, registry, run_index, run_state
 from cairn.storage.logs.run_entries import CheckpointPinned, RunDeleted
+from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.attempt_entries import Claimant, end_lost_attempt
 from cairn.tasks.checkpoints.promotion import Candidate, Gate, refusal
 from cairn.tasks.configuration.settings import METRIC, CheckpointConfig
@@ -163,9 +164,7 @@ def _judge_staged(state: run_state.RunState, folder: str) -> Finding:
     return Finding(key=folder, is_over=False, why=f"attempt {attempt} may still commit it")
 
 
-def sweep_run(
-    log: run_log.RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool = False
-) -> SweepReport:
+def sweep_run(log: RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool = False) -> SweepReport:
     """Apply the policy to the run and delete all that is not needed; with `dry_run` only report it.
 
     Raises `IntegrityError` before any change if a registry cannot be read: its alias might need any checkpoint.
@@ -174,9 +173,7 @@ def sweep_run(
     return sweep(log, partial(plan_retention, terms), writer=log_entry.this_writer(), dry_run=dry_run)
 
 
-def retention_terms(
-    log: run_log.RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool
-) -> RetentionTerms:
+def retention_terms(log: RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool) -> RetentionTerms:
     """Return the facts for a plan; without `dry_run`, what dead processes offered or forked is closed meanwhile."""
     pins, writer = log.refresh().pins, None if dry_run else log_entry.this_writer()
     dead, aliases = [pin for pin in pins if is_known_dead(pin.pinned_by)], dict[str, registry.RegistryState]()
@@ -212,7 +209,7 @@ def _abandoned(run_id: str, pin: CheckpointPinned, state: registry.RegistryState
     return refusal(candidate, pin.alias or "", Gate.ABANDONED, detail)
 
 
-def check_deletion(log: run_log.RunLog) -> tuple[str, ...]:
+def check_deletion(log: RunLog) -> tuple[str, ...]:
     """Return the aliases that deleting the run keeps from being rolled back to it; raises `GateRefused` if needed.
 
     Needed are the checkpoint of an alias, that of its next rollback, one that is being offered, and the origin of a
@@ -228,7 +225,7 @@ def check_deletion(log: run_log.RunLog) -> tuple[str, ...]:
     return tuple(alias for alias, known in terms.aliases.items() if _reaches(known, log.run_id))
 
 
-def delete_run(log: run_log.RunLog, body: RunDeleted, claimant: Claimant) -> SweepReport:
+def delete_run(log: RunLog, body: RunDeleted, claimant: Claimant) -> SweepReport:
     """Close the run for good and delete its checkpoints; on a run that is closed, delete the rest of them.
 
     Raises `LiveOwner`, or `GateRefused` as `check_deletion` does, before anything is deleted.
