@@ -35,7 +35,7 @@ FLOW_MUTANTS = (
     mutant(
         "set-lets-every-run-go-on",
         ACTIVE,
-        "min(config.training.steps, limit.until_step)",
+        "min(config.training.steps, self.limit.until_step)",
         "min(config.training.steps, 1e9)",
         key("how_many_runs_of_a_set_go_on"),
         key("how_many_steps_a_set_may_take"),
