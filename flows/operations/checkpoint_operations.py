@@ -1,5 +1,6 @@
 """Evaluations of one committed checkpoint on its own, and its offers to an alias; imports no orchestrator."""
 
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistrySta
 from cairn.tasks.checkpoints import promotion
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
 from cairn.tasks.configuration import addresses, configuration_source, network_module, run_configuration
+from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.evaluator import evaluation_run
 from cairn.tasks.machine.placement import this_person, work_folder
@@ -121,11 +123,13 @@ def missing_suites(state: run_state.RunState, manifest_sha256: str, suites: Iter
 
 
 def best_candidate(run_id: str, state: run_state.RunState, rules: PromotionRules) -> Candidate | None:
-    """Return the readable checkpoint with the lowest loss under the primary suite, or None without an evaluation."""
-    best = promotion.find_best_evaluation(state, rules.required[0].sha256)
-    if best is None:
+    """Return the readable checkpoint with the lowest finite loss under the primary suite, or None without one."""
+    known = [(record, item) for record in state.readable for item in reversed(record.evaluations)]
+    fitting = [(record, item) for record, item in known if item.suite_sha256 == rules.required[0].sha256]
+    finite = [(record, item) for record, item in fitting if math.isfinite(item.metrics.get(METRIC, math.nan))]
+    if not finite:
         return None
-    record = next(r for r in state.readable if r.committed.manifest_sha256 == best.manifest_sha256)
+    record, best = min(finite, key=lambda pair: pair[1].metrics[METRIC])
     measured = promotion.evaluations_of(state, best.manifest_sha256)
     return Candidate(run_id=run_id, reference=record.committed.reference, evaluations=measured, by=f"run {run_id}")
 

@@ -90,14 +90,6 @@ def evaluations_of(state: run_state.RunState, manifest_sha256: str) -> tuple[run
     return tuple(reversed(state.evaluations_of(manifest_sha256)))
 
 
-def find_best_evaluation(state: run_state.RunState, suite_sha256: str) -> run_entries.EvaluationRecorded | None:
-    """Return the evaluation with the lowest finite loss among readable checkpoints of the suite."""
-    known = (item for record in state.readable for item in reversed(record.evaluations))
-    fitting = (item for item in known if item.suite_sha256 == suite_sha256)
-    finite = (item for item in fitting if math.isfinite(item.metrics.get(METRIC, math.nan)))
-    return min(finite, key=lambda item: item.metrics[METRIC], default=None)
-
-
 def decide_promotion(
     registry: RegistryState,
     candidate: Candidate,

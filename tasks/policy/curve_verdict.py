@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -201,13 +200,7 @@ def _numbers(seen: _Measured) -> dict[str, float]:
 
 
 def _verdict(curve: Curve, kind: VerdictKind, why: str, numbers: Mapping[str, float]) -> CurveVerdict:
-    usual = _read_cures().get(kind, ())
+    usual = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).get(kind, ())
     cures = tuple(cure["say"] for cure in usual if "unless" not in cure or not _IN_EFFECT[cure["unless"]](curve))
     finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
     return CurveVerdict(kind=kind.value, why=why, numbers=finite, cures=cures)
-
-
-@cache
-def _read_cures() -> dict[str, list[dict[str, str]]]:
-    """Return the usual cures for each verdict."""
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
