@@ -248,17 +248,16 @@ class RunOverview:
         for attempt in self._log.state.attempts:
             if (ended := attempt.ended) is None or ended.attempt in self._told:
                 continue
-            flow_run_id = f"prefect.flow-run.{attempt.flow_run_id}"
-            shown_by = {"prefect.resource.id": flow_run_id, "prefect.resource.role": "flow-run"}
-            related = [shown_by] if attempt.flow_run_id else []
-            named = {"prefect.resource.id": f"cairn.run.{run_id}", "prefect.resource.name": run_id}
-            labels = {"cairn.reason": ended.reason, "cairn.decision": ended.decision.action}
-            why = {"reason": ended.reason, "detail": ended.detail, "decision": asdict(ended.decision)}
-            seconds = {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds}
-            where = {"run": run_id, "attempt": ended.attempt, "last_step": ended.last_step}
+            shown_by = f"prefect.flow-run.{attempt.flow_run_id}"
+            flow_run = {"prefect.resource.id": shown_by, "prefect.resource.role": "flow-run"}
+            resource = {"prefect.resource.id": f"cairn.run.{run_id}", "prefect.resource.name": run_id}
+            resource |= {"cairn.reason": ended.reason, "cairn.decision": ended.decision.action}
+            payload = {"run": run_id, "attempt": ended.attempt, "last_step": ended.last_step, "reason": ended.reason}
+            payload |= {"detail": ended.detail, "decision": asdict(ended.decision)}
+            payload["device_seconds"] = {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds}
             event_id = uuid5(NAMESPACE_URL, f"{where_and_when} {run_id} {ended.attempt}")
-            payload = {**where, **why, "device_seconds": seconds}
-            emit_event(ATTEMPT_ENDED, id=event_id, resource=named | labels, related=related, payload=payload)
+            related = [flow_run] if attempt.flow_run_id else []
+            emit_event(ATTEMPT_ENDED, id=event_id, resource=resource, related=related, payload=payload)
             self._told.add(ended.attempt)
 
 
