@@ -33,7 +33,7 @@ from cairn.tasks.errors import ShutdownRequested
 from cairn.tasks.evaluator import curve_reader
 from cairn.tasks.evaluator.evaluation_run import refuse_command
 from cairn.tasks.machine import machine_speed, placement, process_scopes
-from cairn.tasks.policy import run_symptoms
+from cairn.tasks.policy.curve_verdict import ThroughputWatch
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import describe_schedule, describe_split, one_line
 from cairn.tasks.tokenize_and_split import Text
@@ -72,7 +72,7 @@ class ActiveRun:
         folder, faults = placement.work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
         self.evaluation = plan_evaluation(config, origin.snapshot_id, folder, faults=faults)
         self.progress = Progress(config.training.steps, echo=host.flow_run.echo)
-        self.throughput = run_symptoms.ThroughputWatch()
+        self.throughput = ThroughputWatch()
         self.curve_reader = curve_reader.CurveReader(log.store, log.prefix)
         self.retry = object_store.run_retry_policy(config.checkpoint.patience_seconds, self.say)
         reader = run_log.RunLog(log.store, log.run_id)  # a log of its own, so that commits never wait for a sweep

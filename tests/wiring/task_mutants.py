@@ -263,7 +263,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "a-little-clipping-is-a-symptom",
-        "tasks/policy/run_symptoms.py",
+        "tasks/policy/curve_verdict.py",
         "median >= _CLIPPED_RATIO * curve.grad_clip:",
         "median >= curve.grad_clip:",
         "tests/tasks/test_run_symptoms.py::test_gradients_that_are_a_little_clipped_or_not_at_all_are_healthy",
