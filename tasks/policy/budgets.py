@@ -1,4 +1,4 @@
-"""What a run may spend: retries by reason, and device hours or money in all. Pure functions of policy and log.
+"""The limits of what a run spends: retries by reason, and device hours or money. Pure functions of policy and log.
 
 Nothing is stored here, because the log's receipts hold the charges. A commit of new steps refills a budget's retries.
 """
