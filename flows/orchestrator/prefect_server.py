@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import tomllib
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -82,7 +81,7 @@ class ServerHome:
         variables = {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": password}
         variables |= {_EPHEMERAL: api_url} if is_ephemeral else {}
         words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-        beside = self.folder / f".{uuid.uuid4().hex}"
+        beside = self.folder / f".{secrets.token_hex(16)}"
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as written:
             written.write(f"export {' '.join(words)}\n")
         beside.replace(self.address_file)
