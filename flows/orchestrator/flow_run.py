@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -107,16 +107,14 @@ class Witness:
         self._thread.start()
 
     @contextmanager
-    def showing(
-        self, task: Task[..., Any], name: str, task_run_id: UUID, after: Sequence[UUID]
-    ) -> Iterator[list[State[Any]]]:
+    def showing(self, task: Task[..., Any], name: str, own_id: UUID, after: list[UUID]) -> Iterator[list[State[Any]]]:
         """Show a step as a task run after others; the block adds the step's last state to the list."""
         ended = list[State[Any]]()
 
         def begin(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            key, state = str(task_run_id), _RUNNING()
+            key, state = str(own_id), _RUNNING()
             inputs: Any = {"wait_for": [objects.TaskRunResult(id=before) for before in after]}
-            client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=state, task_inputs=inputs)
+            client.create_task_run(task, flow_run_id, key, id=own_id, name=name, state=state, task_inputs=inputs)
 
         self._ask(begin)
         try:
@@ -125,7 +123,7 @@ class Witness:
             ended.append(states.Failed(message=f"{type(error).__name__}: {error}"))
             raise
         finally:
-            self._ask(lambda client, _: client.set_task_run_state(task_run_id, ended[-1], force=True))
+            self._ask(lambda client, _: client.set_task_run_state(own_id, ended[-1], force=True))
 
     def finish(self, end: FlowEnd, *, at_once: bool) -> None:
         """Show how the run ended, with its reason as a tag; `at_once` waits for no server: the process has to leave."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -130,6 +131,7 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
     device, arithmetic = config.training.device, config.training.arithmetic
     before = arithmetic_before(log.state, log.state.resume_reference) if ahead else None
     is_own = bool(config.model.module)  # by a trial and not by formulas
+    exchanges = partial(step_exchanges, config.model, config.training, data.vocab_size)
     parts = preflight.estimate_trainer(config, data.vocab_size, sizes, memory)
     return TrainingPlan(
         run_id=log.run_id,
@@ -151,11 +153,7 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
             parts=parts,
         ),
         processes=processes,
-        exchanges=()
-        if is_own
-        else step_exchanges(
-            config.model, config.training, data.vocab_size, micro_batch=sizes.micro_batch, processes=processes
-        ),
+        exchanges=() if is_own else exchanges(micro_batch=sizes.micro_batch, processes=processes),
         commits=_multiples(every, first, total),
         room=preflight.store_room(log.store, log.state, config, data.vocab_size),
         evaluated_commits=_multiples(every * config.evaluation.every_commits, first, total),
