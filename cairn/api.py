@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cairn.model.architectures.own_network import Network
-    from cairn.reports.queries.run_comparison import RunComparison
-    from cairn.reports.queries.run_status import RunStatus
+    from cairn.reports.queries import run_comparison, run_status
     from cairn.reports.text.display_tables import Table
     from cairn.storage.logs.run_log import RunLog
     from cairn.storage.stores.object_store import ObjectStore
@@ -59,7 +58,7 @@ class Picture:
 class Comparison:
     """Runs beside each other, as in `cairn compare`: settings that differ, losses, metrics and cost."""
 
-    view: "RunComparison"
+    view: "run_comparison.RunComparison"
     logs: "list[RunLog]" = field(repr=False)
 
     def plot(self, *, x: str = "step") -> Picture:
@@ -87,7 +86,7 @@ class Run:
         return self.log.run_id
 
     @property
-    def status(self) -> "RunStatus":
+    def status(self) -> "run_status.RunStatus":
         """State, step, owner, budgets left and next action, as in `cairn status`."""
         from cairn.reports.queries.run_status import read_status
 
@@ -130,11 +129,10 @@ class Run:
 
     def plot(self, *, x: str = "step") -> Picture:
         """Return the picture of `cairn plot`; the axis at the bottom counts `step` or `tokens`."""
-        from cairn.reports.plots.curve_plot import draw_run
-        from cairn.reports.plots.run_curves import gather_curves
+        from cairn.reports.plots import curve_plot, run_curves
 
         self.log.refresh()
-        return Picture(draw_run(gather_curves(self.log), across=x))
+        return Picture(curve_plot.draw_run(run_curves.gather_curves(self.log), across=x))
 
     def sample(
         self, prompt: str = "", *, step: int | None = None, tokens: int = 200, temperature: float = 0.8, seed: int = 0

@@ -268,12 +268,11 @@ def export_tokens(
     """
     from cairn.reports.queries.data_summary import find_snapshot
     from cairn.storage.snapshots.data_snapshot import SnapshotFiles
-    from cairn.tasks.data import token_import
-    from cairn.tasks.data.token_files import TokenFileFormat
+    from cairn.tasks.data import token_files, token_import
 
     chosen = open_chosen_store(store)
     files = SnapshotFiles(chosen, find_snapshot(chosen, reference).snapshot_id, work_folder(os.environ) / "snapshots")
-    made = token_import.export_tokens(files, Path(folder), TokenFileFormat(form))
+    made = token_import.export_tokens(files, Path(folder), token_files.TokenFileFormat(form))
     written = tuple(ExportedFile(path=str(file.path), tokens=file.tokens, dtype=file.dtype.name) for file in made)
     lines = (f"{file.path}  {file.tokens:,} tokens, {file.dtype}" for file in written)
     output.print_document(written) if json else output.print_line("\n".join(lines))

@@ -303,14 +303,12 @@ def watch(
     """
     if once and (metrics_port or otlp):
         raise InvalidConfiguration("--once polls once and ends: leave out --metrics-port and --otlp, or --once")
-    from cairn.flows.orchestrator.prefect_settings import quieten_prefect
-    from cairn.flows.orchestrator.session_server import settle_client
-    from cairn.flows.watching.run_progress import showing_progress
-    from cairn.flows.watching.run_watcher import WatchRow, open_watcher
+    from cairn.flows.orchestrator import prefect_settings, session_server
+    from cairn.flows.watching import run_progress, run_watcher
 
-    settle_client(os.environ, say=say)
-    quieten_prefect(os.environ)
-    open_chosen = partial(open_watcher, choose_store(store, os.environ), deployment, at_most=at_most)
+    session_server.settle_client(os.environ, say=say)
+    prefect_settings.quieten_prefect(os.environ)
+    open_chosen = partial(run_watcher.open_watcher, choose_store(store, os.environ), deployment, at_most=at_most)
     note_no_runs(open_chosen_store(store))
     print_rows = print_document if json else print_watch
     if once:
@@ -326,9 +324,9 @@ def watch(
             from cairn.reports.queries.run_metrics import sending_metrics
 
             beside.enter_context(sending_metrics(open_chosen_store(store), os.environ, say))
-        show = None if json else beside.enter_context(showing_progress(say))
+        show = None if json else beside.enter_context(run_progress.showing_progress(say))
 
-        def report(rows: tuple[WatchRow, ...]) -> None:
+        def report(rows: tuple[run_watcher.WatchRow, ...]) -> None:
             if rows:
                 print_rows(rows)
             if show:

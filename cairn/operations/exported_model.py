@@ -11,8 +11,7 @@ from cairn.operations.trained_models import open_run_model
 from cairn.reports.queries import alias_history, run_lookup
 from cairn.reports.text import display_tables
 from cairn.storage.logs import log_entry
-from cairn.storage.stores.codec import encode
-from cairn.storage.stores.object_store import WrittenObject, describe_file
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.text.format import format_value, one_line
 
@@ -38,7 +37,7 @@ def write_card(
     pages = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     pages.filters |= {
         "code": lambda text: "`{}`".format(one_line(text).replace("`", "'").replace("|", "\\|")),  # stays in its cell
-        "document": lambda document: encode(document).decode(),
+        "document": lambda document: codec.encode(document).decode(),
         "json": json.dumps,
         "markdown": display_tables.markdown_text,
         "number": lambda number: f"{number:,}",
@@ -71,7 +70,7 @@ class ExportedModel:
     """The files of an export by name, and their checkpoint."""
 
     folder: str
-    files: Mapping[str, WrittenObject]
+    files: Mapping[str, object_store.WrittenObject]
     run_id: str
     checkpoint: log_entry.CheckpointReference
 
@@ -99,5 +98,5 @@ def export_model(found: run_lookup.FoundCheckpoint, folder: Path, *, adapter: bo
             checkpoint_model.write_model_directory(folder, opened, card=card, source=source)
     except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
-    files = {path.name: describe_file(path) for path in sorted(folder.iterdir())}
+    files = {path.name: object_store.describe_file(path) for path in sorted(folder.iterdir())}
     return ExportedModel(folder=str(folder), files=files, run_id=found.log.run_id, checkpoint=found.reference)

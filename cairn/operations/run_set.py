@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
-from cairn.storage.logs.log_entry import this_writer
-from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs import log_entry, run_log
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.evaluator.evaluation_run import suite_of
@@ -66,9 +65,9 @@ def _configure(member: ResolvedRequest, environment: Mapping[str, str]) -> RunCo
     return member.configuration or configure_run(member, member.open_log().refresh(), environment)
 
 
-def _drop(log: RunLog, stop: early_stop.Stop) -> None:
+def _drop(log: run_log.RunLog, stop: early_stop.Stop) -> None:
     """Append run-finished with the run's last commit, unless another process trains it now."""
     state = log.refresh()
     if state.newest_committed is not None:
         body = early_stop.finish(state.newest_committed.committed, state.latest_attempt, stop)
-        log.append(lambda now: None if now.finished or now.open_attempt else body, writer=this_writer())
+        log.append(lambda now: None if now.finished or now.open_attempt else body, writer=log_entry.this_writer())

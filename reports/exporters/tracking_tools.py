@@ -56,20 +56,18 @@ class TensorBoardExporter:
         self._file = (folder / f"events.out.tfevents.{unique}{self._suffix}").open("xb")
         self._records = RecordWriter(self._file)
         self._add(now, 0, file_version="brain.Event:2")
-        self._drop_from(0)
+        self._add(now, 0, session_log={"status": "START"})
         self._file.flush()
         for path in earlier:
             path.unlink(missing_ok=True)
 
     def write(self, update: CurveUpdate) -> None:
         """Append the update and flush it to the operating system."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         if update.rewind_to is not None:
-            self._drop_from(update.rewind_to + 1)
+            self._add(time.time(), update.rewind_to + 1, session_log={"status": "START"})
         for point in (*update.steps, *update.evaluations):
-            scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()]
-            self._add(point.at_seconds, point.step, summary=Summary(value=scalars))
+            scalars = [{"tag": tag, "simple_value": value} for tag, value in point.values.items()]
+            self._add(point.at_seconds, point.step, summary={"value": scalars})
         if self._file is not None:
             self._file.flush()
 
@@ -78,11 +76,6 @@ class TensorBoardExporter:
         file, self._file = self._file, None
         if file is not None:
             file.close()
-
-    def _drop_from(self, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-
-        self._add(time.time(), step, session_log=SessionLog(status=SessionLog.START))
 
     def _add(self, at_seconds: float, step: int, **content: object) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -239,11 +232,13 @@ class MlflowExporter:
         if update.rewind_to is not None:
             self._sent_step = min(self._sent_step, update.rewind_to)
         unsent = [point for point in update.settled if point.step > self._sent_step]
-        metrics = [
-            _metric(name.replace("/", "."), value, point.at_seconds, point.step)
-            for point in (*unsent, *update.evaluations)
-            for name, value in point.values.items()
-        ]
+        metrics = list[Mapping[str, object]]()
+        for point in (*unsent, *update.evaluations):
+            # Each value has its own time, so that MLflow stores a value that is sent twice once.
+            at = {"timestamp": int(point.at_seconds * 1000), "step": point.step}
+            for name, value in point.values.items():
+                other = "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+                metrics.append({"key": name.replace("/", "."), "value": value if math.isfinite(value) else other, **at})
         self._send("metrics", metrics)
         ends = [(end.attempt, f"{end.reason} at step {end.last_step}: {end.detail}") for end in update.ends]
         self._send("tags", ({"key": f"cairn.attempt.{n:04d}", "value": text[:_MOST_CHARACTERS]} for n, text in ends))
@@ -263,15 +258,9 @@ class MlflowExporter:
 
     def _experiment_id(self) -> str:
         try:
-            found = self._client.get("experiments/get-by-name", experiment_name=self._experiment)
-            return str(found["experiment"]["experiment_id"])
-        except MlflowRefused as refused:
-            if refused.code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-        try:
             return str(self._client.post("experiments/create", name=self._experiment)["experiment_id"])
         except MlflowRefused as refused:
-            if refused.code != "RESOURCE_ALREADY_EXISTS":  # another run began at the same moment
+            if refused.code not in ("RESOURCE_ALREADY_EXISTS", "PERMISSION_DENIED"):
                 raise
             found = self._client.get("experiments/get-by-name", experiment_name=self._experiment)
             return str(found["experiment"]["experiment_id"])
@@ -281,9 +270,3 @@ class MlflowExporter:
         left = iter(items)
         while batch := list(islice(left, _AT_ONCE[kind])):
             self._client.post("runs/log-batch", run_id=self._mlflow_run, **{kind: batch})
-
-
-def _metric(key: str, value: float, at_seconds: float, step: int) -> Mapping[str, object]:
-    """Return one value with its own time, so that MLflow stores a value that is sent twice once."""
-    shown: object = value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
-    return {"key": key, "value": shown, "timestamp": int(at_seconds * 1000), "step": step}

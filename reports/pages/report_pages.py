@@ -67,13 +67,6 @@ def _render(pages: "Environment", name: str, report: RunReport, **context: objec
     return pages.get_template(name).render(report=report, title=title, spans=spans, **context)
 
 
-def write_html_report(report: RunReport, curves: run_curves.RunCurves, file: str) -> int:
-    """Write the page and return its bytes; raises `InvalidConfiguration` where the file cannot be written."""
-    content = html_report(report, curves).encode()
-    run_curves.write_output(Path(file), content)
-    return len(content)
-
-
 @cache
 def html_environment() -> "Environment":
     """Return the templates of pages, with what they need to show tables; text of a run stays text."""

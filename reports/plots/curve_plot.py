@@ -44,11 +44,10 @@ def plot_run(log: RunLog, request: run_curves.PlotRequest) -> run_curves.Written
     curves = run_curves.gather_curves(log)
     size = {"width_px": request.width_px, "height_px": request.height_px}
     image = draw_run(curves, form=request.form, across=request.across, **size)
-    run_curves.write_output(request.file, image)
     return run_curves.WrittenPlot(
         run_id=curves.run_id,
         file=str(request.file),
-        bytes=len(image),
+        bytes=run_curves.write_output(request.file, image),
         sha256=sha256(image),
         last_step=curves.last_step,
         attempts=curves.attempts,
@@ -263,14 +262,6 @@ def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
         style: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.9, "clip_on": False, "zorder": 8, "label": label}
         panel.scatter(item.step * axis.unit, height, s=size, c=color, marker="*", **style)
         before = before if item.current else "_nolegend_"  # one line for all of them
-
-
-def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, across: str) -> int:
-    """Draw runs that were read into one file; returns its size in bytes."""
-    size = {"width_px": request.width_px, "height_px": request.height_px}
-    image = draw_comparison(logs, form=request.form, across=across, **size)
-    run_curves.write_output(request.file, image)
-    return len(image)
 
 
 def draw_comparison(

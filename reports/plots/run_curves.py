@@ -263,13 +263,14 @@ class WrittenPlot:
     interruptions: Mapping[str, int]
 
 
-def write_output(path: Path, content: bytes) -> None:
-    """Replace the file atomically, so that a viewer never reads half of it."""
+def write_output(path: Path, content: bytes) -> int:
+    """Replace the file atomically, so that a viewer never reads half of it; returns its size in bytes."""
     temporary = path.absolute().parent / f".{uuid.uuid4().hex}"
     try:
         with temporary.open("xb") as file:  # its permissions follow the umask
             file.write(content)
         os.replace(temporary, path)
+        return len(content)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
