@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -25,11 +25,8 @@ from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd
 from cairn.tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
-    from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.training_request import ResolvedRequest
-    from cairn.operations.prefect_session import Session
     from cairn.tasks.configuration.run_configuration import RunConfig
-    from cairn.tasks.trainer.trainer_process import WarmTrainer
 
 
 _LEAVING = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)  # no further run of a set is begun: this process has to leave
@@ -98,11 +95,8 @@ def train(
     with closing(WarmTrainer(is_of_set=is_set)) as warm:
         for one in run_set.train_in_turn(resolved, rungs, os.environ, say):
             try:
-                with _session(one, server, warm) as (log, configuration, found):
-                    if isinstance(found, FlowEnd):
-                        end = found
-                    else:
-                        found.end(end := found.train(one, found.steps, found.host))
+                with prefect_session.training_session(one, server, warm) as (log, configuration, train_run, finish):
+                    finish(end := train_run())
                 ended = _say_end(one.store_url, log, configuration, end, is_member=is_set)
             except Terminated:
                 say("preempted; the same command continues")
@@ -113,26 +107,6 @@ def train(
     _say_all(resolved, choose_run_id(request) if is_set else "", code, json=json)
     prefect_session.leave_undelivered(code, server)
     return code
-
-
-@contextmanager
-def _session(
-    resolved: "ResolvedRequest", server: "SessionServer", warm: "WarmTrainer"
-) -> "Iterator[tuple[RunLog, RunConfig, Session | FlowEnd]]":
-    """Yield the run's log and configuration, and the session that trains it, or the end of a finished one."""
-    from cairn.flows.preparation.preflight import check_before_start
-    from cairn.operations import prefect_session
-
-    with raise_on_notice() as add_signal:
-        log = resolved.open_log()
-        configuration = check_before_start(resolved, log, os.environ)
-        add_signal(configuration.preemption.signal)
-        end = prefect_session.end_without_flow(log, configuration, os.environ)
-        if end is not None:
-            yield log, configuration, end
-            return
-        with prefect_session.training_session(resolved, configuration, log, server, warm) as session:
-            yield log, configuration, session
 
 
 def _say_all(members: "Sequence[ResolvedRequest]", set_name: str, code: ExitCode, *, json: bool) -> None:

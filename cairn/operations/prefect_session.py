@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cairn.flows.operations.checkpoint_offer import end_on_record
 from cairn.flows.orchestrator import prefect_server, prefect_settings, run_notices
@@ -19,7 +19,7 @@ from cairn.reports.exporters.exporters import run_exporters
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.attempt_entries import refuse_live_owner
-from cairn.tasks.attempt.shutdown_signal import ShutdownSignal, exit_on_notice
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal, exit_on_notice, raise_on_notice
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.evaluator.evaluation_run import suite_of
@@ -27,31 +27,6 @@ from cairn.tasks.machine import placement, process_scopes
 from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd, FlowOutcome
 from cairn.tasks.text import output
 from cairn.tasks.trainer.trainer_process import WarmTrainer
-
-if TYPE_CHECKING:
-    from cairn.flows.orchestrator.flow_run import Witness
-    from cairn.flows.run.active_run import Host
-    from cairn.flows.run.steps import Steps
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
-    """The arguments of `train` besides the request, and the witness that shows it."""
-
-    train: "Callable[[training_request.ResolvedRequest, Steps, Host], FlowEnd]"
-    host: "Host"
-    steps: "Steps"
-    witness: "Witness"
-
-    def end(self, end: FlowEnd) -> None:
-        """Show how the run ended, with its reason as a tag and an event; a process that has to leave waits for none."""
-        from cairn.flows.orchestrator import flow_run_tags
-
-        exit_on_notice(EXIT_CODES.get(end.reason, ExitCode.ERROR))
-        shown = self.host.flow_run
-        if shown.id is not None and not prefect_server.is_ephemeral_server(os.environ):
-            flow_run_tags.emit_end(end, shown.id, self.witness.name)
-        self.witness.finish(end, at_once=self.host.shutdown.signal is not None)
 
 
 def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, str]) -> FlowEnd | None:
@@ -72,32 +47,49 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
 
 @contextmanager
 def training_session(
-    resolved: training_request.ResolvedRequest, config: RunConfig, log: RunLog, server: SessionServer, warm: WarmTrainer
-) -> Iterator[Session]:
-    """Yield what training a checked request needs; a small text is prepared while Prefect is imported."""
-    folder = placement.trainer_folder(os.environ, log)
-    server.choose()
-    if log.state.finished is None:
-        warm.start(folder)
-    preparing = preflight.preparing_text(resolved, config, log, os.environ, partial(warm.measure_speed, folder))
-    with preparing, process_scopes.collecting_no_garbage():
-        prefect_settings.import_prefect(say=output.say, refresh=True)
-        from cairn.flows import train_gpt
-        from cairn.flows.orchestrator import flow_run, run_overview
-        from cairn.flows.run import active_run
-    given = asdict(resolved.request) | {"run_id": resolved.run_id, "store": resolved.store_url}
-    given["overrides"] = list(resolved.request.overrides)
-    name = run_overview.flow_run_name(log.run_id, log.state.latest_attempt)
-    witness = flow_run.Witness(train_gpt.train_gpt, name, given, server, say=output.say)
-    if not server.is_ephemeral:
-        witness.flow_run.want()  # a server that runs already takes no core from the first step
-    by = active_run.starter(os.environ)
-    host = active_run.Host(shutdown=ShutdownSignal(), warm=warm, flow_run=witness.flow_run, continued_by=by)
-    try:
-        yield Session(train=train_gpt.train, host=host, steps=train_gpt.watched_by(witness), witness=witness)
-    except BaseException as error:
-        witness.finish(FlowEnd(reason=flow_run.reason_of(error), message=str(error)), at_once=True)
-        raise
+    resolved: training_request.ResolvedRequest, server: SessionServer, warm: WarmTrainer
+) -> Iterator[tuple[RunLog, RunConfig, Callable[[], FlowEnd], Callable[[FlowEnd], None]]]:
+    """Yield a run's log and configuration, what trains it to an end, at once of a finished one, and what shows the end.
+
+    A small text is prepared while Prefect is imported.
+    """
+    with raise_on_notice() as add_signal:
+        log = resolved.open_log()
+        config = preflight.check_before_start(resolved, log, os.environ)
+        add_signal(config.preemption.signal)
+        if (ended := end_without_flow(log, config, os.environ)) is not None:
+            yield log, config, lambda: ended, lambda _: None
+            return
+        folder = placement.trainer_folder(os.environ, log)
+        server.choose()
+        if log.state.finished is None:
+            warm.start(folder)
+        preparing = preflight.preparing_text(resolved, config, log, os.environ, partial(warm.measure_speed, folder))
+        with preparing, process_scopes.collecting_no_garbage():
+            prefect_settings.import_prefect(say=output.say, refresh=True)
+            from cairn.flows import train_gpt
+            from cairn.flows.orchestrator import flow_run, flow_run_tags, run_overview
+            from cairn.flows.run import active_run
+        given = asdict(resolved.request) | {"run_id": resolved.run_id, "store": resolved.store_url}
+        given["overrides"] = list(resolved.request.overrides)
+        name = run_overview.flow_run_name(log.run_id, log.state.latest_attempt)
+        witness = flow_run.Witness(train_gpt.train_gpt, name, given, server, say=output.say)
+        shown, by = witness.flow_run, active_run.starter(os.environ)
+        if not server.is_ephemeral:
+            shown.want()  # a server that runs already takes no core from the first step
+        host = active_run.Host(shutdown=ShutdownSignal(), warm=warm, flow_run=shown, continued_by=by)
+
+        def finish(end: FlowEnd) -> None:
+            exit_on_notice(EXIT_CODES.get(end.reason, ExitCode.ERROR))
+            if shown.id is not None and not prefect_server.is_ephemeral_server(os.environ):
+                flow_run_tags.emit_end(end, shown.id, witness.name)
+            witness.finish(end, at_once=host.shutdown.signal is not None)  # a process that has to leave waits for none
+
+        try:
+            yield log, config, partial(train_gpt.train, resolved, train_gpt.watched_by(witness), host), finish
+        except BaseException as error:
+            witness.finish(FlowEnd(reason=flow_run.reason_of(error), message=str(error)), at_once=True)
+            raise
 
 
 def leave_undelivered(code: ExitCode, server: SessionServer) -> None:
