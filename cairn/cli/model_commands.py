@@ -145,14 +145,7 @@ def sample(
     return ExitCode.DONE
 
 
-def export(
-    reference: Reference,
-    folder: str,
-    *,
-    adapter: Flag = False,
-    store: Url = "",
-    json: Json = False,
-) -> None:
+def export(reference: Reference, folder: str, *, adapter: Flag = False, store: Url = "", json: Json = False) -> None:
     """Write a committed checkpoint as a directory that `transformers` opens, with a model card about its origin.
 
     Args:
@@ -242,10 +235,9 @@ def import_tokens(
     chosen = open_chosen_store(store)
     meaning = token_import.given_tokenizer(tokenizer, vocab_size, end_of_text)
     files: token_import.TokenFiles = {"train": [*map(Path, train)], "val": [*map(Path, val)]}
-    assumes_end = end_of_text < 0 and vocab_size not in (0, token_import.GPT2_VOCABULARY)
-    made = token_import.import_tokens(
-        chosen, files, meaning, dtype=dtype or "", allow_shared=allow_shared, assumes_end=assumes_end
-    )
+    options = {"allow_shared": allow_shared}
+    options["assumes_end"] = end_of_text < 0 and vocab_size not in (0, token_import.GPT2_VOCABULARY)
+    made = token_import.import_tokens(chosen, files, meaning, dtype=dtype or "", **options)
     sizes = {"train": made.manifest.splits.train, "val": made.manifest.splits.val}
     lines = [f"{name}  {size.tokens:,} tokens in {size.documents:,} documents" for name, size in sizes.items()]
     show = f"show it: cairn data {format.short_digest(made.snapshot_id)}{store_option(store, os.environ)}"

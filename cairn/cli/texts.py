@@ -196,12 +196,8 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     yield "because", plan.why
     yield "store", plan.store
     files = f"{format.format_count(len(data.sources), 'source')}, {format.format_quantity(sum(data.sources.values()))}"
-    train, val, unit, begin = (
-        data.train_tokens,
-        data.val_tokens,
-        "tokens",
-        f"snapshot {format.short_digest(data.snapshot_id)}",
-    )
+    train, val, unit = data.train_tokens, data.val_tokens, "tokens"
+    begin = f"snapshot {format.short_digest(data.snapshot_id)}"
     if data.snapshot_id is None:
         train, val, unit, begin = data.train_bytes, data.val_bytes, "bytes", "not tokenized yet"
         files = f"{files} ({format.format_list([*data.sources], 4)})"
@@ -274,11 +270,8 @@ def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[t
     kept = f"at most {room.kept_at_most} kept ({format.format_quantity(room.kept_at_most * room.bytes_each)})"
     schedule = f"{plan.commits:,} ahead, every {format.format_count(rules.every_steps, 'step')}{every}"
     kept += " beside those in use"
-    took = (
-        ""
-        if cost.commit_seconds is None
-        else f", committed {format.format_duration(cost.commit_seconds)} after their step"
-    )
+    later = format.format_duration(cost.commit_seconds or 0.0)
+    took = "" if cost.commit_seconds is None else f", committed {later} after their step"
     yield "checkpoints", f"{schedule}, {format.format_quantity(room.bytes_each)} each{took}; {kept}"
     free = "" if room.free_bytes is None else f", {format.format_quantity(room.free_bytes)} are free"
     late = f", {format.format_quantity(room.late_bytes)} for a slow evaluator" if room.late_bytes else ""

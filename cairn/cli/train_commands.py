@@ -290,7 +290,7 @@ def watch(
             print_rows(watcher.poll_patiently())
         return
     if metrics_port:
-        from cairn.ui.metrics_server import serve_metrics
+        from cairn.ui.local_server import serve_metrics
 
         say(f"metrics: {serve_metrics(open_chosen_store(store), metrics_port, metrics_token_file)}")
     with ExitStack() as beside:

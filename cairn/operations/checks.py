@@ -206,10 +206,8 @@ def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[st
         yield from (str(damage) for _, damage in data_snapshot.find_damage(store, state.opened.data_snapshot))
     except (ObjectMissing, IntegrityError) as error:
         yield str(error)
-    begun = {
-        "weights.safetensors": state.opened.initial_weights_sha256,
-        "source.json": state.opened.initial_source_sha256,
-    }
+    opened = state.opened
+    begun = {"weights.safetensors": opened.initial_weights_sha256, "source.json": opened.initial_source_sha256}
     for name, sha256 in begun.items():
         if sha256 is not None:
             from cairn.tasks.trainer.weights_source import promised_object  # few runs have any

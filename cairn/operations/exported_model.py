@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def write_card(
-    found: run_lookup.FoundCheckpoint,
-    opened: "CheckpointModel",
-    source: "WeightsSource | None" = None,
-    *,
-    is_adapter: bool = False,
+    found: run_lookup.FoundCheckpoint, opened: "CheckpointModel", source: "WeightsSource | None", is_adapter: bool
 ) -> str:
     """Return the card, from the records alone: use, provenance, measurements, promotions, limits, configuration."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -89,7 +85,7 @@ def export_model(found: run_lookup.FoundCheckpoint, folder: Path, *, adapter: bo
         kept = found.opened.initial_source_sha256
         source = read_source(found.log.store, kept) if kept else None
         opened = open_run_model(found.log, found.reference)
-        card = write_card(found, opened, source, is_adapter=adapter)
+        card = write_card(found, opened, source, adapter)
         if adapter and lora is not None:
             trained, _ = checkpoint_model.read_trained(found.log.store, found.reference)
             shape, base = opened.network.config, source.name if source else ""

@@ -30,9 +30,8 @@ def note_run(log: run_log.RunLog, text: str, tags: Sequence[str], untagged: Sequ
     def decide(state: run_state.RunState) -> run_note.RunNoted:
         for tag in untagged:
             if tag not in state.tags:
-                raise InvalidConfiguration(
-                    f"--untag {tag}: run {log.run_id} has no such tag; rule: one of {', '.join(state.tags) or 'none'}"
-                )
+                rule = f"one of {', '.join(state.tags) or 'none'}"
+                raise InvalidConfiguration(f"--untag {tag}: run {log.run_id} has no such tag; rule: {rule}")
         if len({*state.tags, *tags} - {*untagged}) > run_note.MOST_TAGS:
             raise InvalidConfiguration(
                 f"--tag {tags[-1]}: a run has at most {run_note.MOST_TAGS} tags; take some away: --untag"

@@ -132,9 +132,8 @@ class _SegmentReplayer:
         began, end = time.monotonic(), segment.end
         row = ReplayedSegment(from_step=segment.from_step, placement=segment.started.placement, end=end)
         config, torch_version = parse_stored_configuration(segment.started.config), library_versions()["torch"]
-        why = unrecorded_plan.find_obstacle(
-            segment.started, config, torch_version=torch_version, has_cuda=torch.cuda.is_available()
-        )
+        has_cuda = torch.cuda.is_available()
+        why = unrecorded_plan.find_obstacle(segment.started, config, torch_version=torch_version, has_cuda=has_cuda)
         if not why:
             make_deterministic(segment.started, config)
             here = arithmetic_of(str(determinism.resolve_device(config.training.device)), config.training.arithmetic)

@@ -26,7 +26,8 @@ from cairn.reports.queries.alias_history import list_decisions, list_promotions
 from cairn.reports.queries.run_comparison import compare_runs, expand_names
 from cairn.storage.errors import StorageError, StoreUnavailable
 from cairn.storage.logs.run_index import list_run_ids
-from cairn.storage.stores import codec, object_store
+from cairn.storage.stores.codec import encode, sha256
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.settings import CostConfig
 from cairn.tasks.machine.placement import work_folder
 from cairn.ui.local_server import METRICS, Access, LocalServer, listen
@@ -34,6 +35,7 @@ from cairn.ui.person_requests import PersonRequests
 
 MOST_COMPARED = 8  # runs on one page
 _Runs = Annotated[list[str], Query(alias="run")]
+Clock = Callable[[], float]
 LEAST_SECONDS, _REST, _MOST_VIEWS = 1.0, 200, 24  # nothing is read again sooner than after a second
 _MOST_MADE = 16  # answers that are kept
 _MOST_READING_SECONDS = 2.0  # the logs of 1,000 runs take less where they were never folded
@@ -68,7 +70,7 @@ class _Entry:
 class ViewCache:
     """Views of a store by name, the least recently used dropped; while one thread reads one, others get the last."""
 
-    def __init__(self, store: object_store.ObjectStore, *, clock: Callable[[], float]) -> None:
+    def __init__(self, store: ObjectStore, *, clock: Clock) -> None:
         self._clock, self._runs = clock, store.local_path("runs")
         self._away = f"{store.url}: there is no such folder; the first run makes it"
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -116,12 +118,7 @@ class LivePages:
     """Answers one store's requests, each in a thread of its own."""
 
     def __init__(
-        self,
-        store: object_store.ObjectStore,
-        environment: Mapping[str, str],
-        *,
-        prompts: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        self, store: ObjectStore, environment: Mapping[str, str], *, prompts: bool, clock: Clock = time.monotonic
     ) -> None:
         """Read the assets; views are read when they are asked for. `prompts`: draw texts from a store of others too."""
         self._store, self._environment = store, environment
@@ -218,7 +215,7 @@ class LivePages:
         draw = partial(plot_axis.view_curves, columns=columns, planned=planned)
         curves = (draw(one, place=place) for place, one in enumerate(found))
         version = " ".join(view.version for view in views)
-        return self._answer(request, version, lambda: codec.encode(list(curves)), "application/json")
+        return self._answer(request, version, lambda: encode(list(curves)), "application/json")
 
     def models(self, request: Request) -> Response:
         """The checkpoint of each alias, and the decisions on it."""
@@ -238,7 +235,7 @@ class LivePages:
         content = self._assets.get(name)
         if content is None:
             return Response("there is no such file\n", status_code=404, media_type="text/plain")
-        return self._answer(request, codec.sha256(content), lambda: content, _TYPES[name.rpartition(".")[2]])
+        return self._answer(request, sha256(content), lambda: content, _TYPES[name.rpartition(".")[2]])
 
     def _read_runs(self, run_ids: Sequence[str]) -> list[View]:
         def follow(run_id: str) -> Callable[[], Any]:
@@ -257,7 +254,7 @@ class LivePages:
 
     def _answer(self, request: Request, version: str, make: Callable[[], bytes], media_type: str) -> Response:
         """Return the bytes that `make` returns, once for all who ask, or 304 where the browser has this version."""
-        tag = f'"{codec.sha256(f"{version} {request.url.path}?{request.url.query}".encode())[:32]}"'
+        tag = f'"{sha256(f"{version} {request.url.path}?{request.url.query}".encode())[:32]}"'
         headers = {"etag": tag, "cache-control": "no-cache"}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
@@ -279,13 +276,7 @@ class LivePages:
 
 
 def serve(
-    store: object_store.ObjectStore,
-    *,
-    port: int,
-    access: Access,
-    environment: Mapping[str, str],
-    prompts: bool,
-    announce: Callable[[LiveAddress], None],
+    store: ObjectStore, *, port: int, access: Access, prompts: bool, announce: Callable[[LiveAddress], None]
 ) -> None:
     """Listen on 127.0.0.1, any free port for 0, announce the address once the runs were read, answer until Ctrl-C.
 
@@ -294,7 +285,7 @@ def serve(
     """
     with listen(port, "--port") as listening:
         os.nice(10)
-        pages = LivePages(store, environment, prompts=prompts)
+        pages = LivePages(store, os.environ, prompts=prompts)
         server = LocalServer(app=pages.make_app(), listening=listening, access=access)
         reading = Thread(target=pages.overview, daemon=True)
         with suppress(KeyboardInterrupt):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hmac import compare_digest
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import uvicorn
@@ -18,8 +19,11 @@ from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from cairn.reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.errors import InvalidConfiguration
 
@@ -101,7 +105,7 @@ class LocalServer:
         return server
 
 
-class BoundedConnection(asyncio.Protocol):
+class BoundedConnection:
     """A connection of uvicorn's that is closed when it takes too long or when too many are open."""
 
     def __init__(self, others: "dict[BoundedConnection, None]", **given: Any) -> None:
@@ -109,15 +113,14 @@ class BoundedConnection(asyncio.Protocol):
         self._others, self._inner = others, H11Protocol(**given)
         self._timers: list[asyncio.TimerHandle] = []
 
-    def is_idle(self) -> bool:
-        """Whether no request is being answered."""
-        return self._inner.cycle is None or self._inner.cycle.response_complete
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # data is received, and writing paused, as by uvicorn's own
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Set the limits, and close the oldest idle connection if there are too many."""
-        assert isinstance(transport, asyncio.Transport)
         if len(self._others) >= MOST_CONNECTIONS:
-            next((one for one in self._others if one.is_idle()), next(iter(self._others))).end()
+            idle = (one for one in self._others if one._inner.cycle is None or one._inner.cycle.response_complete)
+            next(idle, next(iter(self._others))).end()
         self._others[self] = None
         self._inner.connection_made(transport)
         later = asyncio.get_running_loop().call_later
@@ -136,22 +139,23 @@ class BoundedConnection(asyncio.Protocol):
             timer.cancel()
         self._inner.connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        """Hand bytes on."""
-        self._inner.data_received(data)
-
-    def pause_writing(self) -> None:
-        """Let the answer wait for its reader."""
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Go on with the answer."""
-        self._inner.resume_writing()
-
     def _end_without_request(self) -> None:
         first: object = self._inner.cycle
         if first is None:
             self.end()
+
+
+def serve_metrics(store: ObjectStore, port: int, token_file: str = "") -> str:
+    """Answer scrapes on this port of 127.0.0.1 from a thread of this process; returns the address, with its token."""
+    metrics, access = RunMetrics(store), read_access(token_file)
+
+    def answer(request: Request) -> Response:
+        return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    app = Starlette(routes=[Route(METRICS, answer)])
+    server = LocalServer(app=app, listening=listen(port, "--metrics-port"), access=access)
+    Thread(target=server.run, name="metrics", daemon=True).start()
+    return server.address(METRICS)
 
 
 def listen(port: int, option: str) -> socket.socket:

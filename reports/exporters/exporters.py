@@ -17,6 +17,7 @@ from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.process_scopes import repeating_beside
 
 _LONGEST_PAUSE_SECONDS = 300.0
+Say = Callable[[str], None]
 
 
 class Exporter(Protocol):
@@ -47,7 +48,7 @@ def check_exporters(wanted: ExportersConfig) -> None:
 
 @contextmanager
 def run_exporters(
-    log: run_log.RunLog, wanted: ExportersConfig, environment: Mapping[str, str], say: Callable[[str], None]
+    log: run_log.RunLog, wanted: ExportersConfig, environment: Mapping[str, str], say: Say
 ) -> Iterator[None]:
     """Export the run while the block runs; an exporter that fails does not affect the block."""
     from cairn.reports.exporters import tracking_tools
@@ -69,12 +70,7 @@ def run_exporters(
 
 @contextmanager
 def export_beside(
-    log: run_log.RunLog,
-    exporter: Exporter,
-    say: Callable[[str], None],
-    *,
-    every_seconds: float = 5.0,
-    final_seconds: float = 10.0,
+    log: run_log.RunLog, exporter: Exporter, say: Say, *, every_seconds: float = 5.0, final_seconds: float = 10.0
 ) -> Iterator[None]:
     """Keep one exporter up to date while the block runs; reads the log only as far as the run itself has read it.
 

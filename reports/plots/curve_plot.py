@@ -264,11 +264,9 @@ def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
         before = before if item.current else "_nolegend_"  # one line for all of them
 
 
-def draw_comparison(
-    logs: Sequence[RunLog], *, form: str = "png", width_px: int = 1200, height_px: int = 800, across: str = "step"
-) -> bytes:
+def draw_comparison(logs: Sequence[RunLog], *, form: str = "png", across: str = "step") -> bytes:
     """Return the plot of runs that were read as PNG or SVG."""
-    figure = _make_figure(width_px, height_px)
+    figure = _make_figure(1200, 800)
     panel = figure.add_subplot()
     shown = list[plot_axis.Column]()
     found, ends = [run_curves.gather_curves(log) for log in logs], list[tuple[float, float, str, str]]()
@@ -306,6 +304,5 @@ def _name_ends(panel: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> 
     for value, place, name, color in sorted(ends):
         share = panel.transAxes.inverted().transform(panel.transData.transform((place, value)))[1]
         above = max(share, above + height)
-        panel.text(
-            place, above, f"  {name}", transform=panel.get_xaxis_transform(), color=color, fontsize=7, va="center"
-        )
+        style: dict[str, Any] = {"color": color, "fontsize": 7, "va": "center"}
+        panel.text(place, above, f"  {name}", transform=panel.get_xaxis_transform(), **style)

@@ -96,9 +96,9 @@ def smooth(series: Series, *, planned: int) -> Series:
     """
     steps, values = series.finite.steps, series.finite.values
     if (width := -(-planned // COLUMNS)) > 1:
-        cuts = range(width, len(steps), width)
+        ends = range(width, len(steps), width)
         steps, values = (
-            np.array([np.median(part) for part in np.split(it, cuts) if len(part)]) for it in (steps, values)
+            np.array([np.median(it) for it in np.split(all_, ends) if len(it)]) for all_ in (steps, values)
         )
     window = max(2, planned // (_WINDOW_SHARE * width))
     return Series(steps=steps, values=_running(_running(values, window, np.median), window, np.mean))

@@ -194,10 +194,7 @@ def describe_tables() -> list[tuple[str, str, str]]:
 def _database(parts: Parts, open_attempts: Sequence[tuple[object, ...]]) -> Iterator["duckdb.DuckDBPyConnection"]:
     import duckdb
 
-    with (
-        child_process.temporary_folder("cairn-sql-") as spool,
-        duckdb.connect(config=_SETTINGS) as base,
-    ):
+    with child_process.temporary_folder("cairn-sql-") as spool, duckdb.connect(config=_SETTINGS) as base:
         base.execute(f"set temp_directory = {_literals([str(spool / 'spill')])}")
         base.execute("set TimeZone = 'UTC'")
         base.execute("create schema folded")

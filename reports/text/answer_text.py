@@ -31,15 +31,16 @@ Block = str | Facts | Table | Verbatim
 def status_facts(status: "run_status.RunStatus") -> Facts:
     """Return where a run stands; what is not the case is left out."""
     owner, count = status.owner, status.quarantined_windows
-    windows = (
-        f"{format.format_count(count, 'window')} of the data, never drawn again; `cairn log` says why" if count else ""
-    )
+    windows = f"{format.format_count(count, 'window')} of the data, never drawn again; `cairn log` says why"
     forked = {"forked from": status.forked_from} if status.forked_from else {}
-    notes = {"stopped early": status.stopped_early, "quarantined": windows}
+    notes = {"stopped early": status.stopped_early, "quarantined": windows if count else ""}
     notes |= {"speed": describe_speed(status)}
     notes |= {"evaluations": f"{status.evaluations_outstanding} outstanding" if status.evaluations_outstanding else ""}
     notes |= {"bits": status.bits, "warning": status.symptom, "injected": status.injected}
-    notes |= {"tags": ", ".join(status.tags), "note": describe_notes(status)}
+    *before, newest = status.notes or (None,)
+    more = f"; `cairn note {status.run_id}` shows those before it" if before else ""
+    note = f"{newest.text} ({newest.noted_by}, {format.format_time(newest.noted_at)}){more}" if newest else ""
+    notes |= {"tags": ", ".join(status.tags), "note": note}
     return {
         "run": status.run_id,
         **forked,
@@ -51,13 +52,6 @@ def status_facts(status: "run_status.RunStatus") -> Facts:
         **{name: text for name, text in notes.items() if text},
         "next": status.next,
     }
-
-
-def describe_notes(status: "run_status.RunStatus") -> str:
-    """Return the newest note, and where those before it are; empty without one."""
-    *before, newest = status.notes or (None,)
-    more = f"; `cairn note {status.run_id}` shows those before it" if before else ""
-    return f"{newest.text} ({newest.noted_by}, {format.format_time(newest.noted_at)}){more}" if newest else ""
 
 
 def describe_speed(status: "run_status.RunStatus") -> str:
