@@ -56,7 +56,7 @@ RECORDS: Mapping[str, str] = {
     "promote": "cairn.reports.queries.alias_history:AliasDecision",
     "rollback": "cairn.reports.queries.alias_history:AliasDecision",
     "export": "cairn.operations.exported_model:ExportedModel",
-    "data run.toml": "cairn.reports.queries.corpus_preview:CorpusPreview",
+    "data run.toml": "cairn.reports.queries.data_summary:CorpusPreview",
     "data": "cairn.reports.queries.data_summary:DataSummary",
     "import-tokens": "cairn.tasks.data.snapshot_lookup:SnapshotReference",
     "export-tokens": "cairn.cli.model_commands:ExportedFile*",

@@ -188,18 +188,18 @@ def data(
         cairn data quickstart
         cairn data 0123abcd --window 17 --split val
     """
+    from cairn.reports.queries import data_summary
+
     if reference.endswith(".toml"):
-        from cairn.reports.queries.corpus_preview import preview_text
         from cairn.tasks.configuration.configuration_source import configuration_folder, read_configuration
 
         config = read_configuration(reference, overrides=(), environment=os.environ)
-        preview = preview_text(config.data, configuration_folder(reference))
+        preview = data_summary.preview_text(config.data, configuration_folder(reference))
         output.print_document(preview) if json else print_blocks(*answer_text.preview_blocks(preview))
         return
-    from cairn.reports.queries.data_summary import WindowChoice, summarize_data
-
-    choice = WindowChoice(window=window, split=split, block_size=block_size)
-    view = summarize_data(open_chosen_store(store), reference, choice, cache_dir=work_folder(os.environ) / "snapshots")
+    choice = data_summary.WindowChoice(window=window, split=split, block_size=block_size)
+    cache_dir = work_folder(os.environ) / "snapshots"
+    view = data_summary.summarize_data(open_chosen_store(store), reference, choice, cache_dir=cache_dir)
     output.print_document(view) if json else print_blocks(*answer_text.data_blocks(view))
 
 

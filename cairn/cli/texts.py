@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cairn.reports.errors import ReportError
-from cairn.reports.queries.nearby_stores import describe_no_runs
+from cairn.reports.queries.run_lookup import describe_no_runs
 from cairn.reports.text import answer_text, display_tables
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import registry, run_index, run_log

@@ -76,7 +76,7 @@ def train(
     from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
     from cairn.flows.run.node_service import is_other_node
-    from cairn.operations import prefect_session, run_set
+    from cairn.operations import prefect_session
     from cairn.tasks.configuration.configuration_source import expand_set
     from cairn.tasks.trainer.trainer_process import WarmTrainer
 
@@ -84,7 +84,7 @@ def train(
     members = expand_set(choose_run_id(request), request.overrides)
     requests = [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
     resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
-    rungs = run_set.plan_rungs(resolved, os.environ)
+    rungs = prefect_session.plan_rungs(resolved, os.environ)
     if rungs and not json:
         say(f"halving: {', '.join(f'{rung.kept} go on from step {rung.step}' for rung in rungs)}")
     if dry_run or machines or gpu_memory:
@@ -93,7 +93,7 @@ def train(
         return _act_once(resolved, is_trial=overfit_one_batch, json=json)
     server, code, is_set = SessionServer(os.environ, say=say), ExitCode.DONE, len(members) > 1
     with closing(WarmTrainer(is_of_set=is_set)) as warm:
-        for one in run_set.train_in_turn(resolved, rungs, os.environ, say):
+        for one in prefect_session.train_in_turn(resolved, rungs, os.environ, say):
             try:
                 with prefect_session.training_session(one, server, warm) as (log, configuration, train_run, finish):
                     finish(end := train_run())

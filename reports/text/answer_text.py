@@ -8,7 +8,7 @@ from cairn.reports.text.display_tables import Columns, Table, make_table
 from cairn.tasks.text import format
 
 if TYPE_CHECKING:  # a command that prints one answer loads nothing for the others
-    from cairn.reports.queries import corpus_preview, data_summary, evaluations, run_simulation, run_status
+    from cairn.reports.queries import data_summary, evaluations, run_simulation, run_status
     from cairn.storage.logs import run_entries
     from cairn.storage.snapshots.snapshot_manifest import SnapshotSource
     from cairn.tasks.simulation.simulated_run import IntervalLoss
@@ -140,9 +140,9 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
         yield from _window_blocks(window, summary.block_size)
 
 
-def _source_blocks(sources: "Sequence[SnapshotSource | corpus_preview.PreviewedSource]") -> Iterator[Block]:
+def _source_blocks(sources: "Sequence[SnapshotSource | data_summary.PreviewedSource]") -> Iterator[Block]:
     """Yield the first sources, and how many more there are; only a snapshot has their digests."""
-    columns: Columns[SnapshotSource | corpus_preview.PreviewedSource] = {
+    columns: Columns[SnapshotSource | data_summary.PreviewedSource] = {
         "source": lambda item: item.name,
         "documents": lambda item: f"{item.documents:,}",
         "bytes": lambda item: f"{item.bytes:,}",
@@ -159,7 +159,7 @@ def _describe_unknown(unknown_bytes: int, text_bytes: int) -> dict[str, str]:
     return {"unknown": f"{unknown_bytes:,} bytes of the text to the tokenizer ({share:.2%})"}
 
 
-def preview_blocks(preview: "corpus_preview.CorpusPreview") -> Iterator[Block]:
+def preview_blocks(preview: "data_summary.CorpusPreview") -> Iterator[Block]:
     """Yield the text of a configuration: its sizes, its sources, what is left out, and the first documents."""
     train_bytes = preview.text_bytes - preview.val_bytes
     yield {
@@ -172,7 +172,7 @@ def preview_blocks(preview: "corpus_preview.CorpusPreview") -> Iterator[Block]:
     yield from preview.notes
     yield ""
     yield from _source_blocks(preview.sources)
-    left: Columns[corpus_preview.LeftOut] = {
+    left: Columns[data_summary.LeftOut] = {
         "left out": lambda item: f"{item.documents:,} {item.kind}",
         "of": lambda item: item.source,
         "the first at": lambda item: item.place,
