@@ -155,7 +155,11 @@ def describe_finished_run(log: run_log.RunLog, config: "RunConfig", store_url: s
     if own is not None:
         losses = ", ".join(f"{name} {value:.4g}" for name, value in sorted(own.metrics.items()) if name != "samples")
         yield f"promoted: {alias} → {log.run_id}@{own.step} ({losses})"
-    yield f"cost: {_describe_cost(log, config)}"
+    ends = [record.ended for record in log.state.attempts if record.ended]
+    seconds, price = sum(ended.gpu_seconds for ended in ends), config.cost.gpu_hour_price
+    spent = f"{format.format_duration(seconds)} of devices in {format.format_count(len(ends), 'attempt')}"
+    money = "" if price is None else f", {format.format_money(seconds / 3600 * price, config.cost.currency)}"
+    yield f"cost: {spent}{money}"
     sampled = [e for e in log.state.evaluations if e.samples and (not own or e.manifest_sha256 == own.manifest_sha256)]
     if sampled and sampled[-1].samples[0]:
         yield "it writes:"
@@ -171,13 +175,6 @@ def describe_finished_run(log: run_log.RunLog, config: "RunConfig", store_url: s
     yield f"  cairn attempts {log.run_id}{option}"
     if log.state.opened is not None:
         yield f"  cairn fork {log.run_id} NEW --set training.steps={2 * log.state.opened.total_steps}{option}"
-
-
-def _describe_cost(log: run_log.RunLog, config: "RunConfig") -> str:
-    ends = [record.ended for record in log.state.attempts if record.ended]
-    seconds, price = sum(ended.gpu_seconds for ended in ends), config.cost.gpu_hour_price
-    spent = f"{format.format_duration(seconds)} of devices in {format.format_count(len(ends), 'attempt')}"
-    return spent if price is None else f"{spent}, {format.format_money(seconds / 3600 * price, config.cost.currency)}"
 
 
 def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[str, str]]:

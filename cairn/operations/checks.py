@@ -162,7 +162,12 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     problems += [f"seq {entry.seq}: a {entry.kind} without effect: {why}" for entry in state.refused]
     problems += registry_problems(store, run_id, state)
     problems += _data_problems(store, state)
-    problems += _losses_problems(store, run_id, state)
+    named = [] if state.deleted else [it.window_losses_sha256 for it in state.evaluations if it.window_losses_sha256]
+    for digest in dict.fromkeys(named):
+        try:
+            window_losses.read_losses(store, run_log.run_prefix(run_id), digest)
+        except IntegrityError as damage:
+            problems.append(f"{damage}; `cairn evaluate {run_id}@STEP --again` measures it anew")
     for record in state.readable:
         problems += map(str, verify_checkpoint(store, record.committed))
     return Verification(
@@ -186,16 +191,6 @@ def _cache_problems(store: ObjectStore, run_id: str, state: run_state.RunState, 
         return
     if cached != state:
         yield f"{log.fold_key}: leads to another state than the entries do; delete it, it is only a cache"
-
-
-def _losses_problems(store: ObjectStore, run_id: str, state: run_state.RunState) -> Iterator[str]:
-    """Yield the problems of the losses by window; those of a deleted run are gone."""
-    named = [] if state.deleted else [it.window_losses_sha256 for it in state.evaluations if it.window_losses_sha256]
-    for digest in dict.fromkeys(named):
-        try:
-            window_losses.read_losses(store, run_log.run_prefix(run_id), digest)
-        except IntegrityError as damage:
-            yield f"{damage}; `cairn evaluate {run_id}@STEP --again` measures it anew"
 
 
 def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[str]:

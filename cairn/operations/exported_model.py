@@ -44,15 +44,11 @@ def write_card(
     path, _, entry = (config.model.module or "").rpartition(":")
     given = ", ".join(f"{name}={value!r}" for name, value in getattr(opened.network, "called_with", {}).items())
     return pages.get_template("model_card.md.j2").render(
-        state=found.log.state,
-        opened=found.opened,
-        reference=found.reference,
-        manifest=opened.snapshot.manifest,
-        parameters=opened.network.parameter_count,
+        found=found,
+        made=opened,
         end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
         promotions=[view for view in promotions if view.manifest_sha256 == found.reference.manifest_sha256],
         config=config,
-        model=config.model,
         family=family_of(config.model),
         entry=(Path(path).stem, entry),
         call=f"{entry}({given})",

@@ -1,4 +1,4 @@
-"""The runs of a command in turn, as logs and `[set]` say, their warm trainer, and the witness that shows one in Prefect.
+"""The runs of a command in turn, as logs and `[set]` say; the warm trainer, and the witness that shows one in Prefect.
 
 Imports Prefect only when training begins, while the trainer imports its own; the server starts after the first step.
 """

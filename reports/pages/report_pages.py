@@ -127,7 +127,9 @@ def place_bars(attempts: Sequence[receipts.Receipt]) -> AttemptBars | None:
         return None
     together = [attempts] if len(attempts) > _MOST_BARS else [[receipt] for receipt in attempts]
     stretches = [stretch for group in together for stretch in receipts.group_receipts(group)]
-    ends = [_end_of(item.last) for item in stretches]
+    # An open attempt ends where it is known to have trained.
+    trained = (timedelta(seconds=item.last.gpu_seconds / item.last.placement.devices) for item in stretches)
+    ends = [item.last.ended_at or item.last.started_at + one for item, one in zip(stretches, trained, strict=True)]
     begin, end, bars = attempts[0].started_at, max(ends), list[Bar]()
     scale = _BARS_WIDTH / ((end - begin).total_seconds() or 1.0)
     for item, last in zip(stretches, ends, strict=True):
@@ -145,12 +147,6 @@ def css_class(reason: str) -> str:
     """Return the CSS class that colours a reason, also of `preempted × 214`; `r-other` where it is unknown."""
     name = reason.split(" × ")[0].removesuffix(receipts.INJECTED)
     return f"r-{name}" if name in _KNOWN else "r-other"
-
-
-def _end_of(receipt: receipts.Receipt) -> datetime:
-    """Return when the attempt ended; of an open one, up to when it is known to have trained."""
-    trained = timedelta(seconds=receipt.gpu_seconds / receipt.placement.devices)
-    return receipt.ended_at or receipt.started_at + trained
 
 
 HEADINGS: Mapping[str, str] = {  # the fields that runs can be sorted by

@@ -215,7 +215,15 @@ def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
         style = {"s": 25, "c": BLACK, "marker": "x", "zorder": 9, "label": f"loss not finite × {len(bad):,}"}
         panel.scatter(shown, np.full(len(shown), 0.975), transform=panel.get_xaxis_transform(), **style)
     _draw_marks(panel, curves.marks)
-    _draw_promotions(panel, axis)
+    known, low, others = {item.step: item.val_loss for item in held}, panel.get_ylim()[0], "promoted before"
+    for promoted in sorted(curves.promotions, key=lambda item: item.current):
+        loss = known.get(promoted.step, promoted.val_loss)
+        height = low if loss is None or not np.isfinite(loss) else loss
+        size, color = (196, plot_axis.YELLOW) if promoted.current else (81, "white")
+        label = f"{promoted.alias}: step {promoted.step:,}" if promoted.current else others
+        style = {"edgecolor": BLACK, "linewidth": 0.9, "clip_on": False, "zorder": 8, "label": label}
+        panel.scatter(promoted.step * axis.unit, height, s=size, c=color, marker="*", **style)
+        others = others if promoted.current else "_nolegend_"  # one line for all of them
     style = {"fontsize": 6.0, "fontweight": "bold", "ha": "right", "va": "top", "zorder": 9}
     for reason, count in curves.reasons:
         color, _, letter = plot_axis.reason_style(reason)
@@ -251,19 +259,6 @@ def _draw_marks(panel: "Axes", marks: Iterable[run_curves.LossMark]) -> None:
         panel.axhline(mark.loss, color=GREY, linewidth=1.0, linestyle=dashes, zorder=2, label=mark.label)
 
 
-def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
-    losses = {item.step: item.val_loss for item in axis.curves.held_out}
-    low, before = panel.get_ylim()[0], "promoted before"
-    for item in sorted(axis.curves.promotions, key=lambda item: item.current):
-        loss = losses.get(item.step, item.val_loss)
-        height = low if loss is None or not np.isfinite(loss) else loss
-        size, color = (196, plot_axis.YELLOW) if item.current else (81, "white")
-        label = f"{item.alias}: step {item.step:,}" if item.current else before
-        style: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.9, "clip_on": False, "zorder": 8, "label": label}
-        panel.scatter(item.step * axis.unit, height, s=size, c=color, marker="*", **style)
-        before = before if item.current else "_nolegend_"  # one line for all of them
-
-
 def draw_comparison(logs: Sequence[RunLog], *, form: str = "png", across: str = "step") -> bytes:
     """Return the plot of runs that were read as PNG or SVG."""
     figure = _make_figure(1200, 800)
@@ -294,15 +289,10 @@ def draw_comparison(logs: Sequence[RunLog], *, form: str = "png", across: str = 
     panel.set_xlabel(_LABELS[across])
     panel.set_ylabel("loss (nats per token); dots: held-out")
     panel.legend(loc="upper right")
-    _name_ends(panel, ends)
-    return _save(figure, form)
-
-
-def _name_ends(panel: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write the name of each line at its end (value, place, name, colour), none over another."""
-    height, above = 0.035, -np.inf
-    for value, place, name, color in sorted(ends):
-        share = panel.transAxes.inverted().transform(panel.transData.transform((place, value)))[1]
-        above = max(share, above + height)
+    above: float = -np.inf
+    for value, end, name, color in sorted(ends):  # the name of each line at its end, none over another
+        share = panel.transAxes.inverted().transform(panel.transData.transform((end, value)))[1]
+        above = max(share, above + 0.035)
         style: dict[str, Any] = {"color": color, "fontsize": 7, "va": "center"}
-        panel.text(place, above, f"  {name}", transform=panel.get_xaxis_transform(), **style)
+        panel.text(end, above, f"  {name}", transform=panel.get_xaxis_transform(), **style)
+    return _save(figure, form)

@@ -17,6 +17,7 @@ from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_lookup import find_run
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, RejectedRow, SnapshotManifest, SplitName, TokenSpan
+from cairn.storage.stores.codec import stored_value
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import corpus, document, foreign_tokenizer, snapshot_build, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration
@@ -105,6 +106,13 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
     files = data_snapshot.SnapshotFiles(store, found.snapshot_id, cache_dir)
     manifest = files.manifest
     window_counts: dict[str, int] = {split: (manifest.split(split).tokens - 1) // block_size for split in SPLITS}
+    weights, groups, start = snapshot_lookup.group_weights(manifest, found.data) if found.data else {}, [], 0
+    for group in manifest.known_groups:
+        weight = next(iter(weights.get(group.name, ())), None)
+        share = None if weight is None else weight / sum(first for first, *_ in weights.values())
+        _, windows = sample_order.window_range(start, group.train_tokens, block_size)
+        groups.append(GroupSummary(group=group, windows=windows, weight=weight, share=share))
+        start += group.train_tokens
     return DataSummary(
         snapshot_id=found.snapshot_id,
         run_id=found.run_id,
@@ -112,21 +120,10 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
         block_size=block_size,
         window_counts=window_counts,
         unknown_bytes=snapshot_lookup.find_unknown_bytes(store, found.snapshot_id),
-        groups=tuple(_summarize_groups(manifest, found, block_size)),
+        groups=tuple(groups),
         mixture=found.data.mixture if found.data else (),
         windows=tuple(_summarize_windows(files, _choose_windows(manifest, window_counts, choice, block_size), found)),
     )
-
-
-def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_size: int) -> Iterator[GroupSummary]:
-    weights = snapshot_lookup.group_weights(manifest, found.data) if found.data else {}
-    start = 0
-    for group in manifest.known_groups:
-        weight = next(iter(weights.get(group.name, ())), None)
-        share = None if weight is None else weight / sum(first for first, *_ in weights.values())
-        _, windows = sample_order.window_range(start, group.train_tokens, block_size)
-        yield GroupSummary(group=group, windows=windows, weight=weight, share=share)
-        start += group.train_tokens
 
 
 def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
@@ -143,13 +140,9 @@ def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
         listed = ", ".join(name[:12] for name in snapshots[:_MOST_LISTED]) or "none"
         raise RunNotFound(f"no snapshot {reference!r}, and {missing}; snapshots here: {listed}") from missing
     assert opened is not None
-    model, data = opened.config.get("model"), opened.config.get("data")
-    return FoundSnapshot(
-        snapshot_id=opened.data_snapshot,
-        run_id=reference,
-        block_size=int(model["block_size"]) if isinstance(model, dict) else 0,
-        data=DataConfig.model_validate(data),
-    )
+    block_size = stored_value(opened.config, "model", "block_size", int) or 0
+    data = DataConfig.model_validate(opened.config.get("data"))
+    return FoundSnapshot(snapshot_id=opened.data_snapshot, run_id=reference, block_size=block_size, data=data)
 
 
 def _summarize_windows(

@@ -3,7 +3,6 @@
 A set of runs are those named `SET.key=value`, as `cairn train --set key=value,value` names them.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -60,11 +59,6 @@ class RunComparison:
 
     differing: tuple[str, ...]
     runs: tuple[ComparedRun, ...]
-
-    @property
-    def best_first(self) -> tuple[ComparedRun, ...]:
-        """The runs by their least held-out loss, those without one last."""
-        return tuple(sorted(self.runs, key=lambda run: run.best.val_loss if run.best else math.inf))
 
 
 def find_runs(store: object_store.ObjectStore, names: Sequence[str]) -> list[run_log.RunLog]:

@@ -146,10 +146,10 @@ class RunMetrics:
             return _Scraped(phase=phase, samples={}, at=now)
         if log.folded is None:
             self._index.fold(log)
-        return _Scraped(phase=phase, samples=sample_run(log, now), at=now)
+        return _Scraped(phase=phase, samples=_sample_run(log, now), at=now)
 
 
-def sample_run(log: run_log.RunLog, now: datetime) -> Samples:
+def _sample_run(log: run_log.RunLog, now: datetime) -> Samples:
     """Return the values of a run that was read."""
     state, owner = log.state, log.state.open_attempt
     newest, measured = state.newest_committed, state.evaluations[-1:]

@@ -137,7 +137,15 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
         yield ""
         yield make_table(summary.groups, groups)
     for window in summary.windows:
-        yield from _window_blocks(window, summary.block_size)
+        last = window.first_token + summary.block_size - 1
+        yield f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from"
+        for place in window.documents:
+            document, first = place.row, max(0, window.first_token - place.first_token)
+            where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
+            yield f"  {where}, sha256 {format.short_digest(document.sha256)}, from its token {first:,} on"
+        if not window.is_drawn:
+            yield f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it"
+        yield Verbatim(format.replace_unprintable(window.text))
 
 
 def _source_blocks(sources: "Sequence[SnapshotSource | data_summary.PreviewedSource]") -> Iterator[Block]:
@@ -184,18 +192,6 @@ def preview_blocks(preview: "data_summary.CorpusPreview") -> Iterator[Block]:
         yield ""
         yield f"{item.source}, {item.place}: {item.bytes:,} bytes of {item.split}"
         yield Verbatim(format.replace_unprintable(item.text))
-
-
-def _window_blocks(window: "data_summary.WindowSummary", block_size: int) -> Iterator[Block]:
-    last = window.first_token + block_size - 1
-    yield f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from"
-    for place in window.documents:
-        document, first = place.row, max(0, window.first_token - place.first_token)
-        where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
-        yield f"  {where}, sha256 {format.short_digest(document.sha256)}, from its token {first:,} on"
-    if not window.is_drawn:
-        yield f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it"
-    yield Verbatim(format.replace_unprintable(window.text))
 
 
 _OFFERS: "Columns[tuple[str, run_simulation.OfferOutcome]]" = {
