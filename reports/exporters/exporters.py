@@ -59,9 +59,7 @@ def run_exporters(
     if wanted.wandb:
         exporters.append(tracking_tools.WandbExporter(Path(wanted.wandb), log.run_id))
     if wanted.mlflow:
-        client = tracking_tools.MlflowClient(wanted.mlflow, environment)
-        experiment = environment.get("MLFLOW_EXPERIMENT_NAME") or "cairn"
-        exporters.append(tracking_tools.MlflowExporter(client, log.run_id, experiment=experiment))
+        exporters.append(tracking_tools.MlflowExporter(wanted.mlflow, environment, log.run_id))
     with ExitStack() as threads:
         for exporter in exporters:
             threads.enter_context(export_beside(log, exporter, say))

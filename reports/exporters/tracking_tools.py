@@ -152,11 +152,15 @@ class MlflowRefused(ReportError):
         self.code = code
 
 
-class MlflowClient:
-    """Sends requests to one tracking server, and follows no redirect to another; each ends after ten seconds."""
+class MlflowExporter:
+    """Exports one run to one tracking server, and follows no redirect to another; a request ends after ten seconds."""
 
-    def __init__(self, address: str, environment: Mapping[str, str]) -> None:
-        """Send nothing yet; credentials come from MLflow's environment variables."""
+    name = "MLflow"
+
+    def __init__(self, address: str, environment: Mapping[str, str], run_id: str) -> None:
+        """Send nothing yet; experiment and credentials come from MLflow's environment variables."""
+        self._run_id, self._experiment = run_id, environment.get("MLFLOW_EXPERIMENT_NAME") or "cairn"
+        self._mlflow_run, self._sent_step = "", 0
         self._root = f"{address.rstrip('/')}/api/2.0/mlflow/"
         self._headers = {"Content-Type": "application/json"}
         if token := environment.get("MLFLOW_TRACKING_TOKEN"):
@@ -165,18 +169,11 @@ class MlflowClient:
             pair = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
 
-    def get(self, path: str, **parameters: str) -> Any:
-        """Send a GET request and return the answer."""
-        return self._send(urllib.request.Request(f"{self._root}{path}?{urllib.parse.urlencode(parameters)}"))
-
-    def post(self, path: str, **content: object) -> Any:
-        """Send a POST request and return the answer."""
-        data = json.dumps(content, allow_nan=False).encode()
-        return self._send(urllib.request.Request(f"{self._root}{path}", data=data, method="POST"))
-
-    def _send(self, request: urllib.request.Request) -> Any:
-        for name, value in self._headers.items():
-            request.add_header(name, value)
+    def ask(self, path: str, query: Mapping[str, str] | None = None, **content: object) -> Any:
+        """Send a request, a GET with its query or a POST with its content, and return the answer."""
+        address, data = f"{self._root}{path}", None if query else json.dumps(content, allow_nan=False).encode()
+        address += f"?{urllib.parse.urlencode(query)}" if query else ""
+        request = urllib.request.Request(address, data, self._headers)
         try:
             with open_directly(request, timeout_seconds=_TIMEOUT_SECONDS) as answer:
                 data = answer.read(_MOST_BYTES + 1)
@@ -192,21 +189,11 @@ class MlflowClient:
             raise ReportError(f"{self._root} answered more than {_MOST_BYTES:,} bytes")
         return json.loads(data or b"{}")
 
-
-class MlflowExporter:
-    """Exports one run to one tracking server."""
-
-    name = "MLflow"
-
-    def __init__(self, client: MlflowClient, run_id: str, *, experiment: str) -> None:
-        self._client, self._run_id, self._experiment = client, run_id, experiment
-        self._mlflow_run, self._sent_step = "", 0
-
     def begin(self, state: RunState) -> None:
         """Find the MLflow run by its tag or create it, and read the last step that was sent."""
         identity = f"{self._run_id}@{state.opening}"
         same = f"tags.\"{_IDENTITY}\" = '{identity}'"
-        answer = self._client.post("runs/search", experiment_ids=[self._experiment_id()], filter=same, max_results=1)
+        answer = self.ask("runs/search", experiment_ids=[self._experiment_id()], filter=same, max_results=1)
         found = next(iter(answer.get("runs", [])), None)
         if found is None:
             names = ("model_family", "data_snapshot", "code_version")
@@ -214,7 +201,7 @@ class MlflowExporter:
             pairs = [{"key": key, "value": value} for key, value in named.items()]
             began = int(state.opened_at.timestamp() * 1000) if state.opened_at else 0
             content = {"run_name": self._run_id, "start_time": began, "tags": pairs}
-            found = self._client.post("runs/create", experiment_id=self._experiment_id(), **content)["run"]
+            found = self.ask("runs/create", experiment_id=self._experiment_id(), **content)["run"]
         self._mlflow_run = str(found["info"]["run_id"])
         tags = {tag["key"]: tag["value"] for tag in found.get("data", {}).get("tags", [])}
         step, _, attempt = tags.get(_SENT_TAG, "").partition(":")
@@ -222,7 +209,7 @@ class MlflowExporter:
         if step.isdigit() and attempt.isdigit():  # of the surviving line: at most where a later attempt resumed
             later = (record.started for record in state.attempts if record.started.attempt > int(attempt))
             self._sent_step = min([int(step), *(started.first_step for started in later)])
-        self._client.post("runs/update", run_id=self._mlflow_run, status="RUNNING")
+        self.ask("runs/update", run_id=self._mlflow_run, status="RUNNING")
         frozen = flatten(state.opened.config) if state.opened else {}
         listed = [{"key": key, "value": str(value)[:_MOST_CHARACTERS]} for key, value in sorted(frozen.items())]
         self._send("params", listed)  # the frozen ones: MLflow allows no parameter to change
@@ -254,19 +241,19 @@ class MlflowExporter:
         status = "FINISHED" if state.finished else status
         at = ended and state.attempts[-1].ended_at
         extra = {"end_time": int(at.timestamp() * 1000)} if at else {}
-        self._client.post("runs/update", run_id=self._mlflow_run, status=status, **extra)
+        self.ask("runs/update", run_id=self._mlflow_run, status=status, **extra)
 
     def _experiment_id(self) -> str:
         try:
-            return str(self._client.post("experiments/create", name=self._experiment)["experiment_id"])
+            return str(self.ask("experiments/create", name=self._experiment)["experiment_id"])
         except MlflowRefused as refused:
             if refused.code not in ("RESOURCE_ALREADY_EXISTS", "PERMISSION_DENIED"):
                 raise
-            found = self._client.get("experiments/get-by-name", experiment_name=self._experiment)
+            found = self.ask("experiments/get-by-name", {"experiment_name": self._experiment})
             return str(found["experiment"]["experiment_id"])
 
     def _send(self, kind: str, items: Iterable[Mapping[str, object]]) -> None:
         """Send params, metrics or tags in requests of the size that MLflow takes."""
         left = iter(items)
         while batch := list(islice(left, _AT_ONCE[kind])):
-            self._client.post("runs/log-batch", run_id=self._mlflow_run, **{kind: batch})
+            self.ask("runs/log-batch", run_id=self._mlflow_run, **{kind: batch})
