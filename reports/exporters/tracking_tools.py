@@ -169,7 +169,7 @@ class MlflowExporter:
             pair = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
 
-    def ask(self, path: str, query: Mapping[str, str] | None = None, **content: object) -> Any:
+    def ask(self, path: str, query: Mapping[str, str] | None = None, /, **content: object) -> Any:
         """Send a request, a GET with its query or a POST with its content, and return the answer."""
         address, data = f"{self._root}{path}", None if query else json.dumps(content, allow_nan=False).encode()
         address += f"?{urllib.parse.urlencode(query)}" if query else ""
