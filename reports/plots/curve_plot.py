@@ -6,6 +6,7 @@ Equal curves give equal bytes, in any thread (no pyplot); a plot is scaled and r
 import io
 from collections.abc import Iterable, Sequence
 from functools import cache
+from importlib.resources import files
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +28,6 @@ _MARKED_POINTS = 60
 _END_DASHES = (0, (6, 2, 1, 2))
 _DASHES = ("solid", "dashed", "dotted", "dashdot")
 _LABELS = {"step": "step", "tokens": "tokens", "time": "time of training in seconds"}
-_STYLE: Any = {
-    "font.size": 8.0,
-    "axes.titlesize": "x-large",
-    "axes.grid": True,
-    "grid.color": "#ebebeb",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "svg.hashsalt": "cairn",
-}
 
 
 def plot_run(log: RunLog, request: run_curves.PlotRequest) -> run_curves.WrittenPlot:
@@ -103,7 +94,8 @@ def _set_style() -> None:
     import matplotlib
 
     matplotlib.rcdefaults()
-    matplotlib.rcParams.update(_STYLE)
+    style = str(files("cairn.reports.plots") / "curves.mplstyle")
+    matplotlib.rcParams.update(matplotlib.rc_params_from_file(style, fail_on_error=True, use_default_template=False))
 
 
 def _save(figure: "Figure", form: str) -> bytes:

@@ -35,10 +35,6 @@ _TURNED_OFF = (
 )
 _SETTINGS: dict[str, Any] = dict.fromkeys(_TURNED_OFF, "false")
 _ARITHMETIC = tuple(run_tables.plain_fields(log_entry.Arithmetic))
-_OPEN_ATTEMPTS = f"""run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
-    starting_seconds double, peak_flops double, peak_source varchar,
-    {", ".join(f"arithmetic_{name} varchar" for name in _ARITHMETIC)}, seen_at timestamptz, train_loss double,
-    tokens_per_second double"""
 _LIST_TABLES = f"tables: {', '.join(ROWS)}; `cairn sql` lists their columns"
 
 
@@ -60,6 +56,7 @@ def _read_views() -> Mapping[str, str]:
         "decision": struct(run_entries.Decision, "decision", "action"),
         "verdict": struct(run_entries.CurveVerdict, "verdict", "kind"),
         "live_values": ", ".join(f"coalesce(live.{name}, rows.{name}) as {name}" for name in live),
+        "arithmetic_columns": ", ".join(f"arithmetic_{name} varchar" for name in _ARITHMETIC),
         "rows": "{rows}",
     }
     text = (files("cairn.reports.queries") / "views.sql").read_text(encoding="utf-8")
@@ -198,7 +195,7 @@ def _database(parts: Parts, open_attempts: Sequence[tuple[object, ...]]) -> Iter
         base.execute(f"set temp_directory = {_literals([str(spool / 'spill')])}")
         base.execute("set TimeZone = 'UTC'")
         base.execute("create schema folded")
-        base.execute(f"create table folded.open_attempts ({_OPEN_ATTEMPTS})")
+        base.execute(_read_views()["open_attempts"])
         for attempt in open_attempts:
             base.execute(f"insert into folded.open_attempts values ({', '.join('?' * len(attempt))})", attempt)
         for table in ROWS:

@@ -1,5 +1,11 @@
--- The views that queries see, over the rows of packs; {rows} stands for those of the table, other names in braces are
--- made of the fields of records by run_query.py. A line with a colon begins a view.
+-- The views that queries see, over the rows of packs and what open attempts add. {rows} stands for the rows of the table,
+-- other names in braces are made of the fields of records by run_query.py. A line with a colon begins a statement.
+
+-- open_attempts:
+create table folded.open_attempts (
+    run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
+    starting_seconds double, peak_flops double, peak_source varchar, {arithmetic_columns}, seen_at timestamptz,
+    train_loss double, tokens_per_second double)
 
 -- training_attempts:
 select *, {peak}, {arithmetic}, {placement}, {decision}
