@@ -107,7 +107,7 @@ def open_run_log(given_store: str, run: str) -> run_log.RunLog:
 
 @cache
 def list_records() -> Mapping[str, str]:
-    """Return the name of the record that each command but `sql` prints with `--json`; a star stands for a list of them."""
+    """Return the name of the record that each command but `sql` prints with `--json`; a star stands for a list."""
     return tomllib.loads((files("cairn.cli") / "records.toml").read_text(encoding="utf-8"))
 
 

@@ -156,10 +156,9 @@ def plot(
         cairn plot quickstart curve.png
         cairn plot quickstart curve.svg --x tokens
     """
-    from cairn.reports.plots import curve_plot, run_curves
+    from cairn.reports.plots.curve_plot import plot_run
 
-    request = run_curves.PlotRequest(file=Path(file), width_px=width, height_px=height, across=x)
-    view = curve_plot.plot_run(open_run_log(store, run), request)
+    view = plot_run(open_run_log(store, run), Path(file), width_px=width, height_px=height, across=x)
     print_document(view) if json else print(f"run {run} up to step {view.last_step:,}: {file} ({view.bytes:,} bytes)")
 
 

@@ -76,8 +76,8 @@ def draw_runs(logs: Sequence[run_log.RunLog], file: str, x: str = "step") -> Non
     """Draw the losses of runs over each other into a file, and say so."""
     from cairn.reports.plots import curve_plot, run_curves
 
-    request = run_curves.PlotRequest(file=Path(file), width_px=1200, height_px=800, across=x)
-    size = run_curves.write_output(request.file, curve_plot.draw_comparison(logs, form=request.form, across=x))
+    image = curve_plot.draw_comparison(logs, form=run_curves.plot_form(Path(file)), across=x)
+    size = run_curves.write_output(Path(file), image)
     output.say(f"{len(logs)} runs: {file} ({size:,} bytes)")
 
 

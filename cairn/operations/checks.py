@@ -224,8 +224,26 @@ def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[st
 def registry_problems(store: ObjectStore, run_id: str, state: run_state.RunState) -> Iterator[str]:
     """Yield the problems of the aliases, and the entries missing by the run's pins."""
     aliases = registry.list_aliases(store)
+    known = {record.committed.manifest_sha256: record.state for record in state.checkpoints}
     for alias in aliases:
-        yield from _alias_problems(store, alias, run_id, state)
+        log = log_entry.EntryLog(store=store, prefix=f"models/{alias}/log", kinds=registry.MODEL_KINDS)
+        yield from sequence_problems(store.keys(log.prefix))
+        try:
+            decided = registry.fold_decisions([read.entry for read in log.read_after(None)])
+            cached = registry.Registry(store, alias).refresh()
+        except IntegrityError as error:
+            yield str(error)
+            continue
+        if cached != decided:
+            yield f"models/{alias}/fold.json: leads to another state than the entries do; delete it, it is only a cache"
+        for promoted in (promoted for _, promoted in decided.champions if promoted.run_id == run_id):
+            now = known.get(promoted.manifest_sha256)
+            named = f"{log.prefix}: points at step {promoted.step} of run {run_id}, or could be rolled back to it"
+            if now is None:
+                gone = "its end is gone or was replaced; restore its entries"
+                yield f"{named}, but the run's log has no such commit: {gone}"
+            elif now in (run_state.CheckpointState.SUPERSEDED, run_state.CheckpointState.DELETED):
+                yield f"{named}, but that checkpoint is {now}; promote another one"
     for pin in state.pins:
         may_still_decide = shares_pids(pin.pinned_by) and not is_known_dead(pin.pinned_by)
         if pin.alias and pin.alias not in aliases and not may_still_decide:
@@ -261,27 +279,3 @@ def aliases_that_need(store: ObjectStore, run_id: str) -> list[str]:
             if any(promoted.run_id == run_id for _, promoted in registry.Registry(store, alias).refresh().champions):
                 needing.append(alias)
     return needing
-
-
-def _alias_problems(store: ObjectStore, alias: str, run_id: str, state: run_state.RunState) -> Iterator[str]:
-    log = log_entry.EntryLog(store=store, prefix=f"models/{alias}/log", kinds=registry.MODEL_KINDS)
-    yield from sequence_problems(store.keys(log.prefix))
-    try:
-        entries = [read.entry for read in log.read_after(None)]
-        cached = registry.Registry(store, alias).refresh()
-    except IntegrityError as error:
-        yield str(error)
-        return
-    decided = registry.fold_decisions(entries)
-    if cached != decided:
-        yield f"models/{alias}/fold.json: leads to another state than the entries do; delete it, it is only a cache"
-    known = {record.committed.manifest_sha256: record.state for record in state.checkpoints}
-    for _, promoted in decided.champions:
-        if promoted.run_id != run_id:
-            continue
-        state_now = known.get(promoted.manifest_sha256)
-        named = f"models/{alias}/log: points at step {promoted.step} of run {run_id}, or could be rolled back to it"
-        if state_now is None:
-            yield f"{named}, but the run's log has no such commit: its end is gone or was replaced; restore its entries"
-        elif state_now in (run_state.CheckpointState.SUPERSEDED, run_state.CheckpointState.DELETED):
-            yield f"{named}, but that checkpoint is {state_now}; promote another one"

@@ -30,7 +30,7 @@ from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.settings import CostConfig
 from cairn.tasks.machine.placement import work_folder
-from cairn.ui.local_server import METRICS, Access, LocalServer, listen
+from cairn.ui.local_server import METRICS, Access, address_of, guarded_server, listen
 from cairn.ui.person_requests import PersonRequests
 
 MOST_COMPARED = 8  # runs on one page
@@ -286,10 +286,10 @@ def serve(
     with listen(port, "--port") as listening:
         os.nice(10)
         pages = LivePages(store, os.environ, prompts=prompts)
-        server = LocalServer(app=pages.make_app(), listening=listening, access=access)
+        server = guarded_server(pages.make_app(), access)
         reading = Thread(target=pages.overview, daemon=True)
         with suppress(KeyboardInterrupt):
             reading.start()
             reading.join(_MOST_READING_SECONDS)
-            announce(LiveAddress(address=server.address(), store=store.url))
-            server.run()
+            announce(LiveAddress(address=address_of(listening, access), store=store.url))
+            server.run([listening])

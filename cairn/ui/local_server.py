@@ -78,31 +78,19 @@ def read_access(metrics_token_file: str) -> Access:
     return Access(metrics_token=token)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LocalServer:
-    """An application behind a socket that listens on 127.0.0.1, and the tokens that it asks for."""
+def guarded_server(app: Starlette, access: Access) -> uvicorn.Server:
+    """Return the server that answers guarded requests over bounded connections."""
+    app.add_middleware(BaseHTTPMiddleware, dispatch=partial(_guard, access))
+    bounds: dict[str, Any] = {"timeout_graceful_shutdown": 1, "http": partial(BoundedConnection, {})}
+    quiet: dict[str, Any] = {"log_level": "error", "access_log": False}
+    config = uvicorn.Config(app, lifespan="off", ws="none", proxy_headers=False, **quiet, **bounds)
+    server = app.state.server = uvicorn.Server(config)
+    return server
 
-    app: Starlette
-    listening: socket.socket
-    access: Access
 
-    def address(self, path: str = "/") -> str:
-        """Return an address of the server with the token."""
-        return "http://{}:{}{}?token={}".format(*self.listening.getsockname(), path, self.access.token)
-
-    def run(self) -> None:
-        """Answer until Ctrl-C, or for ever in a thread."""
-        self.guarded().run(sockets=[self.listening])
-
-    def guarded(self) -> uvicorn.Server:
-        """Return the server that answers guarded requests over bounded connections."""
-        self.app.add_middleware(BaseHTTPMiddleware, dispatch=partial(_guard, self.access))
-        bounds: dict[str, Any] = {"timeout_graceful_shutdown": 1, "http": partial(BoundedConnection, {})}
-        config = uvicorn.Config(
-            self.app, log_level="error", access_log=False, lifespan="off", ws="none", proxy_headers=False, **bounds
-        )
-        server = self.app.state.server = uvicorn.Server(config)
-        return server
+def address_of(listening: socket.socket, access: Access, path: str = "/") -> str:
+    """Return an address of the server with its token."""
+    return "http://{}:{}{}?token={}".format(*listening.getsockname(), path, access.token)
 
 
 class BoundedConnection:
@@ -152,10 +140,12 @@ def serve_metrics(store: ObjectStore, port: int, token_file: str = "") -> str:
     def answer(request: Request) -> Response:
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
 
-    app = Starlette(routes=[Route(METRICS, answer)])
-    server = LocalServer(app=app, listening=listen(port, "--metrics-port"), access=access)
-    Thread(target=server.run, name="metrics", daemon=True).start()
-    return server.address(METRICS)
+    server, listening = (
+        guarded_server(Starlette(routes=[Route(METRICS, answer)]), access),
+        listen(port, "--metrics-port"),
+    )
+    Thread(target=server.run, args=([listening],), name="metrics", daemon=True).start()
+    return address_of(listening, access, METRICS)
 
 
 def listen(port: int, option: str) -> socket.socket:

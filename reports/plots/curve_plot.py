@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,20 +31,20 @@ _DASHES = ("solid", "dashed", "dotted", "dashdot")
 _LABELS = {"step": "step", "tokens": "tokens", "time": "time of training in seconds"}
 
 
-def plot_run(log: RunLog, request: run_curves.PlotRequest) -> run_curves.WrittenPlot:
+def plot_run(log: RunLog, file: Path, *, width_px: int, height_px: int, across: str) -> run_curves.WrittenPlot:
     """Draw a run that was read into the file; raises `InvalidConfiguration` where the file cannot be written."""
-    curves = run_curves.gather_curves(log)
-    size = {"width_px": request.width_px, "height_px": request.height_px}
-    image = draw_run(curves, form=request.form, across=request.across, **size)
+    form, curves = run_curves.plot_form(file, width=width_px, height=height_px), run_curves.gather_curves(log)
+    image = draw_run(curves, form=form, width_px=width_px, height_px=height_px, across=across)
     return run_curves.WrittenPlot(
         run_id=curves.run_id,
-        file=str(request.file),
-        bytes=run_curves.write_output(request.file, image),
+        file=str(file),
+        bytes=run_curves.write_output(file, image),
         sha256=sha256(image),
+        width_px=width_px,
+        height_px=height_px,
         last_step=curves.last_step,
         attempts=curves.attempts,
         interruptions=dict(curves.reasons),
-        **size,
     )
 
 

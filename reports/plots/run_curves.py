@@ -219,26 +219,14 @@ def format_number(number: float) -> str:
     return f"{number / size[0]:.4g}{size[1]}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlotRequest:
-    """File and size of a plot, and the unit of its lower axis; the upper axis has the other one."""
-
-    file: Path
-    width_px: int
-    height_px: int
-    across: str
-
-    def __post_init__(self) -> None:
-        if self.file.suffix.lower() not in _SUFFIXES:
-            raise InvalidConfiguration(f"{self.file}: must end in {' or '.join(_SUFFIXES)}; the suffix says the format")
-        for name, value in (("width", self.width_px), ("height", self.height_px)):
-            if not _LEAST_PX <= value <= _GREATEST_PX:
-                raise InvalidConfiguration(f"--{name} {value}: must be {_LEAST_PX} to {_GREATEST_PX} pixels")
-
-    @property
-    def form(self) -> str:
-        """The format that the file's suffix names: png or svg."""
-        return self.file.suffix.lower().removeprefix(".")
+def plot_form(file: Path, **pixels: int) -> str:
+    """Return the format that a plot's suffix names: png or svg; raises `InvalidConfiguration`, for its size too."""
+    if file.suffix.lower() not in _SUFFIXES:
+        raise InvalidConfiguration(f"{file}: must end in {' or '.join(_SUFFIXES)}; the suffix says the format")
+    for name, value in pixels.items():
+        if not _LEAST_PX <= value <= _GREATEST_PX:
+            raise InvalidConfiguration(f"--{name} {value}: must be {_LEAST_PX} to {_GREATEST_PX} pixels")
+    return file.suffix.lower().removeprefix(".")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -98,7 +98,7 @@ def compare_runs(logs: Sequence[run_log.RunLog]) -> RunComparison:
         for log, one, identical in zip(logs, settings, describe_identities(logs), strict=True)
     ]
     first = _side(logs[0], runs[0])
-    beside = (_versus(first, log, run) for log, run in zip(logs[1:], runs[1:], strict=True))
+    beside = [_versus(first, log, run) for log, run in zip(logs[1:], runs[1:], strict=True)]
     return RunComparison(differing=differing, runs=(*runs[:1], *beside))
 
 
