@@ -157,7 +157,7 @@ class LivePages:
         self, request: Request, q: str = "", sort: str = DEFAULT_SORT, down: bool = True, page: int = 1
     ) -> Response:
         """All runs, searched and sorted, a page of them."""
-        field = sort if sort in report_pages.HEADINGS else DEFAULT_SORT
+        field = sort if sort in report_pages.OverviewRow._fields else DEFAULT_SORT
         query = RunsQuery(search=q, sort=field, descending=down, page=max(page, 1))
         view, price = self.overview(), CostConfig()
         with suppress(ValueError):
@@ -169,7 +169,7 @@ class LivePages:
             own = rows[end - report_pages.PAGE_RUNS : end]
             pages = -(-len(rows) // report_pages.PAGE_RUNS)
             shown = {"rows": own, "found": len(rows), "pages": pages, "query": query, "of": len(view.value)}
-            return render_page("runs", frame, headings=report_pages.HEADINGS, price=price, **shown)
+            return render_page("runs", frame, price=price, **shown)
 
         return self._page(request, view, render)
 

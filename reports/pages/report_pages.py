@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
 
 from cairn.reports.pages.run_report import RunReport, gather_report
 from cairn.reports.plots import run_curves
@@ -149,16 +148,6 @@ def css_class(reason: str) -> str:
     return f"r-{name}" if name in _KNOWN else "r-other"
 
 
-HEADINGS: Mapping[str, str] = {  # the fields that runs can be sorted by
-    "run_id": "run",
-    "state": "state",
-    "step": "step",
-    "train_loss": "train loss",
-    "val_loss": "held-out loss",
-    "gpu_seconds": "device time",
-    "attempts": "attempts",
-    "last_seen_at": "last sign of life",
-}
 DEFAULT_SORT = "last_seen_at"
 PAGE_RUNS = 100
 """Runs on one page of the list."""
@@ -253,19 +242,6 @@ class RunsQuery:
     sort: str
     descending: bool
     page: int = 1
-
-    def link(self, sort: str) -> str:
-        """Return the address of the list sorted by another field; by the same one, the other way round."""
-        is_best_last = sort not in ("run_id", "state", "train_loss", "val_loss")
-        down = not self.descending if sort == self.sort else is_best_last  # the best first
-        return self._address(sort, down)
-
-    def turn_to(self, page: int) -> str:
-        """Return the address of another page of the list."""
-        return self._address(self.sort, self.descending, page=page)
-
-    def _address(self, sort: str, down: bool, **others: int) -> str:
-        return f"/?{urlencode({'q': self.search, 'sort': sort, 'down': int(down), **others})}"
 
 
 def attempt_page(frame: Frame, facts: post_mortem.PostMortem) -> str:
