@@ -177,7 +177,7 @@ class LivePages:
         """One run."""
         (view,) = self._read_runs([run_id])
         draws = self._persons.draws_texts()
-        return self._page(request, view, lambda frame: report_pages.run_page(frame, view.value, draws_texts=draws))
+        return self._page(request, view, lambda frame: render_page("run", frame, view=view.value, draws_texts=draws))
 
     def attempt(self, request: Request, run_id: str, number: int) -> Response:
         """The post-mortem of one attempt."""
@@ -186,7 +186,7 @@ class LivePages:
             return post_mortem.gather_post_mortem(run_lookup.find_run(self._store, run_id), number)
 
         view = self._views.read(f"attempt/{run_id}/{number}", lambda: read)
-        return self._page(request, view, lambda frame: report_pages.attempt_page(frame, view.value))
+        return self._page(request, view, lambda frame: render_page("attempt", frame, facts=view.value))
 
     def compare(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
         """Several runs over each other."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cairn.reports.pages.run_report import RunReport, gather_report
 from cairn.reports.plots import run_curves
-from cairn.reports.queries import post_mortem, receipts, run_lookup, run_query, run_status
+from cairn.reports.queries import receipts, run_lookup, run_query, run_status
 from cairn.reports.text import answer_text, display_tables, post_mortem_text
 from cairn.storage.logs import run_log, step_log
 from cairn.storage.stores.object_store import ObjectStore
@@ -37,7 +37,7 @@ def markdown_report(report: RunReport, *, columns: int | None = None) -> str:
     pages = _environment(autoescape=False)
     if columns:
         pages.filters["markdown_table"] = partial(_lay_out_table, columns=columns)
-    parts = _render(pages, "report.md.j2", report).split("```")
+    parts = pages.get_template("report.md.j2").render(report=report).split("```")
     if columns:  # every second part is between fences
         for place, part in list(enumerate(parts))[::2]:
             parts[place] = "\n".join(piece for line in part.split("\n") for piece in output.wrap(line, columns))
@@ -56,14 +56,8 @@ def html_report(report: RunReport, curves: run_curves.RunCurves) -> str:
         from cairn.reports.plots.curve_plot import draw_run  # numpy and matplotlib: only where a curve is drawn
 
         image = draw_run(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)
-    plot, bars = base64.b64encode(image).decode(), place_bars(report.attempts)
-    return _render(html_environment(), "report.html.j2", report, plot=plot, bars=bars, live=False)
-
-
-def _render(pages: "Environment", name: str, report: RunReport, **context: object) -> str:
-    title = f"Run {report.run_id} · {report.model_family}"
-    spans = receipts.group_receipts(report.attempts)
-    return pages.get_template(name).render(report=report, title=title, spans=spans, **context)
+    plot = base64.b64encode(image).decode()
+    return html_environment().get_template("report.html.j2").render(report=report, plot=plot, live=False)
 
 
 @cache
@@ -82,6 +76,8 @@ def html_environment() -> "Environment":
 
     shown: dict[str, Callable[..., object]] = {"css_class": css_class, "describe_speed": answer_text.describe_speed}
     shown |= {"commands": commands, "number_columns": number_columns, "samples_by_step": samples_by_step}
+    shown |= {"place_bars": place_bars, "post_mortem_answer": post_mortem_text.post_mortem_answer}
+    shown |= {"post_mortem_sections": post_mortem_text.post_mortem_sections}
     return _environment(autoescape=True, **shown)
 
 
@@ -242,20 +238,6 @@ class RunsQuery:
     sort: str
     descending: bool
     page: int = 1
-
-
-def attempt_page(frame: Frame, facts: post_mortem.PostMortem) -> str:
-    """Return the post-mortem of one attempt."""
-    answer, sections = post_mortem_text.post_mortem_answer(facts), list(post_mortem_text.post_mortem_sections(facts))
-    return render_page("attempt", frame, facts=facts, answer=answer, sections=sections)
-
-
-def run_page(frame: Frame, view: RunView, *, draws_texts: bool) -> str:
-    """Return one run: the sections of its report, the plot drawn by the browser, and its forms."""
-    report = view.report
-    spans, bars = receipts.group_receipts(report.attempts), place_bars(report.attempts)
-    shown = {"spans": spans, "bars": bars, "view": view, "draws_texts": draws_texts}
-    return render_page("run", frame, report=report, **shown)
 
 
 def render_page(name: str, frame: Frame, **shown: object) -> str:
