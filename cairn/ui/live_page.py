@@ -164,12 +164,8 @@ class LivePages:
             price = run_report.find_price(self._environment)
 
         def render(frame: Frame) -> str:
-            rows = select_rows(view.value, search=query.search, sort=query.sort, descending=query.descending)
-            end = report_pages.PAGE_RUNS * query.page
-            own = rows[end - report_pages.PAGE_RUNS : end]
-            pages = -(-len(rows) // report_pages.PAGE_RUNS)
-            shown = {"rows": own, "found": len(rows), "pages": pages, "query": query, "of": len(view.value)}
-            return render_page("runs", frame, price=price, **shown)
+            found = select_rows(view.value, search=query.search, sort=query.sort, descending=query.descending)
+            return render_page("runs", frame, found=found, of=len(view.value), query=query, price=price)
 
         return self._page(request, view, render)
 

@@ -145,8 +145,6 @@ def css_class(reason: str) -> str:
 
 
 DEFAULT_SORT = "last_seen_at"
-PAGE_RUNS = 100
-"""Runs on one page of the list."""
 
 
 OverviewRow = namedtuple(
