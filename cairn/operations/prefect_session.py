@@ -12,15 +12,12 @@ from functools import partial
 from typing import Any
 
 from cairn.flows.operations.checkpoint_offer import end_on_record
-from cairn.flows.orchestrator import prefect_server, prefect_settings, run_notices
-from cairn.flows.orchestrator.session_server import SessionServer
+from cairn.flows.orchestrator import prefect_server, prefect_settings, run_notices, session_server
 from cairn.flows.preparation import preflight, training_request
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.storage.errors import StorageError
-from cairn.storage.logs.log_entry import this_writer
-from cairn.storage.logs.run_log import RunLog
-from cairn.tasks.attempt.attempt_entries import refuse_live_owner
-from cairn.tasks.attempt.shutdown_signal import ShutdownSignal, exit_on_notice, raise_on_notice
+from cairn.storage.logs import log_entry, run_log
+from cairn.tasks.attempt import attempt_entries, shutdown_signal
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import InvalidConfiguration
@@ -84,18 +81,18 @@ def _configure(member: training_request.ResolvedRequest, environment: Mapping[st
     return member.configuration or training_request.configure_run(member, member.open_log().refresh(), environment)
 
 
-def _drop(log: RunLog, stop: early_stop.Stop) -> None:
+def _drop(log: run_log.RunLog, stop: early_stop.Stop) -> None:
     """Append run-finished with the run's last commit, unless another process trains it now."""
     state = log.refresh()
     if state.newest_committed is not None:
         body = early_stop.finish(state.newest_committed.committed, state.latest_attempt, stop)
-        log.append(lambda now: None if now.finished or now.open_attempt else body, writer=this_writer())
+        log.append(lambda now: None if now.finished or now.open_attempt else body, writer=log_entry.this_writer())
 
 
-def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, str]) -> FlowEnd | None:
+def end_without_flow(log: run_log.RunLog, config: RunConfig, environment: Mapping[str, str]) -> FlowEnd | None:
     """Return the end of a run that is finished, after exporters and sweep; None for any other; raises `LiveOwner`."""
     by_person = not environment.get("CAIRN_CONTINUED_BY", "").strip()
-    refuse_live_owner(log, config.lease, is_asked_by_person=by_person)
+    attempt_entries.refuse_live_owner(log, config.lease, is_asked_by_person=by_person)
     if not (ended := end_on_record(log, config)):
         return None
     with (
@@ -110,13 +107,13 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
 
 @contextmanager
 def training_session(
-    resolved: training_request.ResolvedRequest, server: SessionServer, warm: WarmTrainer
-) -> Iterator[tuple[RunLog, RunConfig, Callable[[], FlowEnd], Callable[[FlowEnd], None]]]:
+    resolved: training_request.ResolvedRequest, server: session_server.SessionServer, warm: WarmTrainer
+) -> Iterator[tuple[run_log.RunLog, RunConfig, Callable[[], FlowEnd], Callable[[FlowEnd], None]]]:
     """Yield a run's log and configuration, what trains it to an end, at once of a finished one, and what shows the end.
 
     A small text is prepared while Prefect is imported.
     """
-    with raise_on_notice() as add_signal:
+    with shutdown_signal.raise_on_notice() as add_signal:
         log = resolved.open_log()
         config = preflight.check_before_start(resolved, log, os.environ)
         add_signal(config.preemption.signal)
@@ -140,10 +137,10 @@ def training_session(
         shown, by = witness.flow_run, active_run.starter(os.environ)
         if not server.is_ephemeral:
             shown.want()  # a server that runs already takes no core from the first step
-        host = active_run.Host(shutdown=ShutdownSignal(), warm=warm, flow_run=shown, continued_by=by)
+        host = active_run.Host(shutdown=shutdown_signal.ShutdownSignal(), warm=warm, flow_run=shown, continued_by=by)
 
         def finish(end: FlowEnd) -> None:
-            exit_on_notice(EXIT_CODES.get(end.reason, ExitCode.ERROR))
+            shutdown_signal.exit_on_notice(EXIT_CODES.get(end.reason, ExitCode.ERROR))
             if shown.id is not None and not prefect_server.is_ephemeral_server(os.environ):
                 flow_run_tags.emit_end(end, shown.id, witness.name)
             witness.finish(end, at_once=host.shutdown.signal is not None)  # a process that has to leave waits for none
@@ -155,7 +152,7 @@ def training_session(
             raise
 
 
-def leave_undelivered(code: ExitCode, server: SessionServer) -> None:
+def leave_undelivered(code: ExitCode, server: session_server.SessionServer) -> None:
     """Exit at once with `code` if Prefect's API takes no events: at exit it would retry each of them for seconds."""
     if "prefect" not in sys.modules:  # nothing was trained
         return

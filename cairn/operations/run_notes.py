@@ -33,9 +33,8 @@ def note_run(log: run_log.RunLog, text: str, tags: Sequence[str], untagged: Sequ
                 rule = f"one of {', '.join(state.tags) or 'none'}"
                 raise InvalidConfiguration(f"--untag {tag}: run {log.run_id} has no such tag; rule: {rule}")
         if len({*state.tags, *tags} - {*untagged}) > run_note.MOST_TAGS:
-            raise InvalidConfiguration(
-                f"--tag {tags[-1]}: a run has at most {run_note.MOST_TAGS} tags; take some away: --untag"
-            )
+            rule = f"a run has at most {run_note.MOST_TAGS} tags"
+            raise InvalidConfiguration(f"--tag {tags[-1]}: {rule}; take some away: --untag")
         return body
 
     if noted or tags or untagged:

@@ -23,8 +23,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cairn.reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.regular_file import read_file
+from cairn.storage.stores import object_store, regular_file
 from cairn.tasks.errors import InvalidConfiguration
 
 METRICS = "/metrics"
@@ -69,7 +68,7 @@ def read_access(metrics_token_file: str) -> Access:
     if not metrics_token_file:
         return Access()
     try:
-        token = read_file(metrics_token_file, _MOST_TOKEN_BYTES).decode("ascii").strip()
+        token = regular_file.read_file(metrics_token_file, _MOST_TOKEN_BYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"--metrics-token-file {metrics_token_file}: cannot be read: {error}") from error
     if len(token) < _FEWEST_CHARACTERS or not token.isprintable() or " " in token:
@@ -133,17 +132,15 @@ class BoundedConnection:
             self.end()
 
 
-def serve_metrics(store: ObjectStore, port: int, token_file: str = "") -> str:
+def serve_metrics(store: object_store.ObjectStore, port: int, token_file: str = "") -> str:
     """Answer scrapes on this port of 127.0.0.1 from a thread of this process; returns the address, with its token."""
     metrics, access = RunMetrics(store), read_access(token_file)
 
     def answer(request: Request) -> Response:
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
 
-    server, listening = (
-        guarded_server(Starlette(routes=[Route(METRICS, answer)]), access),
-        listen(port, "--metrics-port"),
-    )
+    server = guarded_server(Starlette(routes=[Route(METRICS, answer)]), access)
+    listening = listen(port, "--metrics-port")
     Thread(target=server.run, args=([listening],), name="metrics", daemon=True).start()
     return address_of(listening, access, METRICS)
 

@@ -24,8 +24,7 @@ from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.logs import registry, run_log, run_state
 from cairn.storage.stores import codec, object_store
 from cairn.tasks.configuration.settings import NotifyConfig
-from cairn.tasks.machine.http_request import open_directly
-from cairn.tasks.machine.process_scopes import repeating_beside
+from cairn.tasks.machine import http_request, process_scopes
 from cairn.tasks.policy.termination import GIVEN_UP, DecisionAction, FlowOutcome, flow_outcome
 from cairn.tasks.text.format import one_line
 
@@ -155,7 +154,7 @@ class WebhookReceiver:
         headers = {"Content-Type": "application/json", "User-Agent": "cairn"}
         try:
             request = urllib.request.Request(self._address, notice.document, headers, method="POST")
-            open_directly(request, timeout_seconds=self._timeout_seconds).close()
+            http_request.open_directly(request, timeout_seconds=self._timeout_seconds).close()
         except urllib.error.HTTPError as error:
             with error:
                 raise ReportError(f"the webhook answered {error.code}") from None
@@ -227,6 +226,6 @@ def delivering_notices(
     with ExitStack() as threads:
         for receiver in receivers:
             name, delivering = receiver.name, partial(deliver, NoticeDelivery(store, receiver))
-            beside = repeating_beside(delivering, partial(report, name), name=f"{name}-notices", **times)
+            beside = process_scopes.repeating_beside(delivering, partial(report, name), name=f"{name}-notices", **times)
             threads.enter_context(beside)
         yield

@@ -97,9 +97,8 @@ def smooth(series: Series, *, planned: int) -> Series:
     steps, values = series.finite.steps, series.finite.values
     if (width := -(-planned // COLUMNS)) > 1:
         ends = range(width, len(steps), width)
-        steps, values = (
-            np.array([np.median(it) for it in np.split(all_, ends) if len(it)]) for all_ in (steps, values)
-        )
+        medians = ([np.median(it) for it in np.split(column, ends) if len(it)] for column in (steps, values))
+        steps, values = map(np.array, medians)
     window = max(2, planned // (_WINDOW_SHARE * width))
     return Series(steps=steps, values=_running(_running(values, window, np.median), window, np.mean))
 
