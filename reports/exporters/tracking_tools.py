@@ -192,8 +192,14 @@ class MlflowExporter:
     def begin(self, state: RunState) -> None:
         """Find the MLflow run by its tag or create it, and read the last step that was sent."""
         identity = f"{self._run_id}@{state.opening}"
-        same = f"tags.\"{_IDENTITY}\" = '{identity}'"
-        answer = self.ask("runs/search", experiment_ids=[self._experiment_id()], filter=same, max_results=1)
+        try:
+            experiment = self.ask("experiments/create", name=self._experiment)
+        except MlflowRefused as refused:
+            if refused.code not in ("RESOURCE_ALREADY_EXISTS", "PERMISSION_DENIED"):
+                raise
+            experiment = self.ask("experiments/get-by-name", {"experiment_name": self._experiment})["experiment"]
+        number, same = str(experiment["experiment_id"]), f"tags.\"{_IDENTITY}\" = '{identity}'"
+        answer = self.ask("runs/search", experiment_ids=[number], filter=same, max_results=1)
         found = next(iter(answer.get("runs", [])), None)
         if found is None:
             names = ("model_family", "data_snapshot", "code_version")
@@ -201,7 +207,7 @@ class MlflowExporter:
             pairs = [{"key": key, "value": value} for key, value in named.items()]
             began = int(state.opened_at.timestamp() * 1000) if state.opened_at else 0
             content = {"run_name": self._run_id, "start_time": began, "tags": pairs}
-            found = self.ask("runs/create", experiment_id=self._experiment_id(), **content)["run"]
+            found = self.ask("runs/create", experiment_id=number, **content)["run"]
         self._mlflow_run = str(found["info"]["run_id"])
         tags = {tag["key"]: tag["value"] for tag in found.get("data", {}).get("tags", [])}
         step, _, attempt = tags.get(_SENT_TAG, "").partition(":")
@@ -242,15 +248,6 @@ class MlflowExporter:
         at = ended and state.attempts[-1].ended_at
         extra = {"end_time": int(at.timestamp() * 1000)} if at else {}
         self.ask("runs/update", run_id=self._mlflow_run, status=status, **extra)
-
-    def _experiment_id(self) -> str:
-        try:
-            return str(self.ask("experiments/create", name=self._experiment)["experiment_id"])
-        except MlflowRefused as refused:
-            if refused.code not in ("RESOURCE_ALREADY_EXISTS", "PERMISSION_DENIED"):
-                raise
-            found = self.ask("experiments/get-by-name", {"experiment_name": self._experiment})
-            return str(found["experiment"]["experiment_id"])
 
     def _send(self, kind: str, items: Iterable[Mapping[str, object]]) -> None:
         """Send params, metrics or tags in requests of the size that MLflow takes."""
