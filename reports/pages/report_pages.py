@@ -107,19 +107,11 @@ class Bar:
     title: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptBars:
-    """The bars of a run from `begin` to `end`, on a drawing 1,000 units wide."""
+def place_bars(attempts: Sequence[receipts.Receipt]) -> tuple[Sequence[Bar], datetime, datetime]:
+    """Return one bar an attempt, above 600 attempts one for each span of equal ends, and the ends of the drawing.
 
-    bars: tuple[Bar, ...]
-    begin: datetime
-    end: datetime
-
-
-def place_bars(attempts: Sequence[receipts.Receipt]) -> AttemptBars | None:
-    """Return one bar an attempt, above 600 attempts one for each span of equal ends; None without attempts."""
-    if not attempts:
-        return None
+    The drawing is 1,000 units wide; of a run without attempts there is none.
+    """
     together = [attempts] if len(attempts) > _MOST_BARS else [[receipt] for receipt in attempts]
     stretches = [stretch for group in together for stretch in receipts.group_receipts(group)]
     # An open attempt ends where it is known to have trained.
@@ -135,7 +127,7 @@ def place_bars(attempts: Sequence[receipts.Receipt]) -> AttemptBars | None:
         steps = f"steps {first.first_step:,} to {item.last.last_step:,}"
         title = f"{which}: {item.reason}, {steps}, {format.format_duration(seconds)}"
         bars.append(Bar(left=left, width=width, reason=item.reason, title=title))
-    return AttemptBars(bars=tuple(bars), begin=begin, end=end)
+    return bars, begin, end
 
 
 def css_class(reason: str) -> str:
@@ -145,8 +137,6 @@ def css_class(reason: str) -> str:
 
 
 DEFAULT_SORT = "last_seen_at"
-
-
 OverviewRow = namedtuple(
     "OverviewRow",
     "run_id state model_family step total_steps attempts train_loss val_loss gpu_seconds wasted_gpu_seconds "
