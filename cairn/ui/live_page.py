@@ -19,7 +19,7 @@ from fastapi import FastAPI, Query, Request, Response
 
 from cairn.reports.errors import ReportError, RunNotFound
 from cairn.reports.pages import report_pages, run_report
-from cairn.reports.pages.report_pages import DEFAULT_SORT, Frame, RunsQuery, render_page, select_rows
+from cairn.reports.pages.report_pages import LAST_SEEN, Frame, RunsQuery, render_page, select_rows
 from cairn.reports.plots import plot_axis
 from cairn.reports.queries import post_mortem, run_lookup, run_metrics
 from cairn.reports.queries.alias_history import list_decisions, list_promotions
@@ -153,11 +153,9 @@ class LivePages:
         work = work_folder(self._environment)  # for packed tables
         return self._views.read("runs", lambda: partial(report_pages.read_overview, self._store, work=work))
 
-    def runs(
-        self, request: Request, q: str = "", sort: str = DEFAULT_SORT, down: bool = True, page: int = 1
-    ) -> Response:
+    def runs(self, request: Request, q: str = "", sort: str = LAST_SEEN, down: bool = True, page: int = 1) -> Response:
         """All runs, searched and sorted, a page of them."""
-        field = sort if sort in report_pages.OverviewRow._fields else DEFAULT_SORT
+        field = sort if sort in report_pages.OverviewRow._fields else LAST_SEEN
         query = RunsQuery(search=q, sort=field, descending=down, page=max(page, 1))
         view, price = self.overview(), CostConfig()
         with suppress(ValueError):

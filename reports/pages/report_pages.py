@@ -136,7 +136,7 @@ def css_class(reason: str) -> str:
     return f"r-{name}" if name in _KNOWN else "r-other"
 
 
-DEFAULT_SORT = "last_seen_at"
+LAST_SEEN = "last_seen_at"
 OverviewRow = namedtuple(
     "OverviewRow",
     "run_id state model_family step total_steps attempts train_loss val_loss gpu_seconds wasted_gpu_seconds "
