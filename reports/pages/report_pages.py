@@ -74,10 +74,8 @@ def html_environment() -> "Environment":
         columns = zip(table.columns, zip(*table.rows, strict=True), strict=False)
         return {name for name, cells in columns if all(_NUMBER.fullmatch(format.format_value(cell)) for cell in cells)}
 
-    shown: dict[str, Callable[..., object]] = {"css_class": css_class, "describe_speed": answer_text.describe_speed}
-    shown |= {"commands": commands, "number_columns": number_columns, "samples_by_step": samples_by_step}
-    shown |= {"place_bars": place_bars, "post_mortem_answer": post_mortem_text.post_mortem_answer}
-    shown |= {"post_mortem_sections": post_mortem_text.post_mortem_sections}
+    shown: dict[str, Callable[..., object]] = {"commands": commands, "number_columns": number_columns}
+    shown |= {"css_class": css_class, "place_bars": place_bars, "samples_by_step": samples_by_step}
     return _environment(autoescape=True, **shown)
 
 
@@ -92,7 +90,7 @@ def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Envi
         lstrip_blocks=True,
         auto_reload=False,  # a server that runs keeps the templates that fit its code
     )
-    ours = {**vars(format), **vars(display_tables)}
+    ours = {**vars(format), **vars(display_tables), **vars(answer_text), **vars(post_mortem_text)}
     pages.filters |= {name: value for name, value in ours.items() if callable(value)} | filters
     return pages
 
