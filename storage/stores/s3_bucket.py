@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreFull, StoreRefused, StoreUnavailable
 from cairn.storage.stores import object_store, redaction
-from cairn.storage.stores.ranged_read import Fetched
+from cairn.storage.stores.ranged_store import Fetched
 
 T = TypeVar("T")
 _ADVICE = {

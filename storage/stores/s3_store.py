@@ -18,8 +18,8 @@ from itertools import chain
 from typing import Any
 
 from cairn.storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from cairn.storage.stores import object_store, ranged_read, s3_bucket
-from cairn.storage.stores.object_store import PART_BYTES, READ_CHUNK_BYTES, ObjectStore, UnfinishedWrite, is_key
+from cairn.storage.stores import object_store, ranged_store, s3_bucket
+from cairn.storage.stores.object_store import PART_BYTES, UnfinishedWrite, is_key
 
 PAGE_KEYS = 1000
 CONCURRENT_PARTS = 3
@@ -36,7 +36,7 @@ _MARKERS = {
 _RETRY_POLICY = object_store.RetryPolicy()
 
 
-class S3Store(ObjectStore):
+class S3Store(ranged_store.RangedStore):
     """An `ObjectStore` below one prefix of a bucket."""
 
     def __init__(
@@ -53,15 +53,6 @@ class S3Store(ObjectStore):
     def read(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES) -> bytes:
         """Return the object's bytes in one GET; raises ObjectMissing, or IntegrityError for a larger object."""
         return self._retry_policy.call(self._bucket.fetch, self._name(key), at_most_bytes=at_most_bytes).data
-
-    def read_chunks(self, key: str) -> Iterator[bytes]:
-        """Yield ranged GETs, a few ahead, each with retries; IntegrityError if the object is replaced meanwhile."""
-        where, chunk_bytes = f"{self.url}/{key}", READ_CHUNK_BYTES
-        return ranged_read.read_chunks(self._retry_policy, self._fetch_range, self._name(key), where, chunk_bytes)
-
-    def read_range(self, key: str, start: int, into: memoryview) -> int:
-        """Fill `into` from `start` with one ranged GET, with retries; raises ObjectMissing."""
-        return ranged_read.read_range(self._retry_policy, self._fetch_range, self._name(key), start, into)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent, in one PUT; returns False if it exists."""
@@ -88,10 +79,6 @@ class S3Store(ObjectStore):
             return upload.send(chain(map(first_parts.pop, (0, 0)), parts))
         self.write(key, bytes(first_parts[0]))
         return len(first_parts[0])
-
-    def keys(self, prefix: str) -> list[str]:
-        """Return all keys below the folder `prefix`, sorted, in one request per thousand."""
-        return sorted(self.sizes(prefix))
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the size in bytes of every object below the folder `prefix`, in one request per thousand."""
@@ -162,15 +149,8 @@ class S3Store(ObjectStore):
     def _request(self, action: str, method: str, **parameters: Any) -> dict[str, Any]:
         return self._retry_policy.call(self._bucket.request, action, method, **parameters)
 
-    def _name(self, key: str) -> str:
-        return self._below + object_store.check_key(key)
-
-    def _key(self, name: str) -> str:
-        return name[len(self._below) :]
-
-    def _fetch_range(self, name: str, start: int, etag: str | None = None, size: int = 0) -> ranged_read.Fetched:
+    def _fetch_range(self, name: str, start: int, size: int, etag: str | None = None) -> ranged_store.Fetched:
         condition: dict[str, Any] = {} if etag is None else {"IfMatch": etag}
-        size = size or READ_CHUNK_BYTES
         try:
             return self._bucket.fetch(name, at_most_bytes=size, Range=f"bytes={start}-{start + size - 1}", **condition)
         except s3_bucket.ConditionFailed as changed:
@@ -178,7 +158,7 @@ class S3Store(ObjectStore):
         except StoreUnavailable as error:
             if etag or s3_bucket.error_code(error.__cause__ or error) not in {"InvalidRange", "416"}:
                 raise
-            return ranged_read.Fetched(data=b"", etag="", total_bytes=0)  # an answer, not a fault to wait out
+            return ranged_store.Fetched(data=b"", etag="", total_bytes=0)  # an answer, not a fault to wait out
 
     def _objects(
         self, prefix: str, *, first_page: Mapping[str, Any] | None = None, **parameters: Any
