@@ -93,7 +93,7 @@ class RunIndex:
         return [(run_id, item) for run_id, item in found if item is not None]
 
     def read(self, run_id: str) -> run_log.RunLog:
-        """Return a run's log: with the state of its sketch and `folded` None if it has not moved, else refreshed."""
+        """Return a run's log: with the state of its sketch and `head` None if it has not moved, else refreshed."""
         log = self._logs.pop(run_id, None)
         if log is None:
             log, sketch = run_log.RunLog(self._store, run_id), self._runs.get(run_id)
@@ -117,13 +117,13 @@ class RunIndex:
     def note(self, log: run_log.RunLog, *, is_over: bool) -> None:
         """Remember a run as it is in a log that was read."""
         before = self._runs.get(log.run_id)
-        seq = before.seq if before is not None and log.folded is None else log.seq
+        seq = before.seq if before is not None and log.head is None else log.seq
         if not is_empty(log) and (before is None or (before.seq, before.is_over) != (seq, is_over)):
             self._runs[log.run_id] = Sketch(seq=seq, state=_sketch(log.state, is_over), is_over=is_over)
 
     def is_over(self, log: run_log.RunLog) -> bool:
         """Whether the log has the state of its sketch, and that says that nothing is left to do."""
-        return log.folded is None and log.run_id in self._runs and self._runs[log.run_id].is_over
+        return log.head is None and log.run_id in self._runs and self._runs[log.run_id].is_over
 
     def save(self) -> None:
         """Write the index; a store that refuses it costs later refreshes their requests, and nothing else."""
@@ -165,7 +165,7 @@ def is_empty(log: run_log.RunLog) -> bool:
     """Whether a log that was read has no entry, or only those of forks that were never opened."""
     if log.state.opened is not None or log.state.attempts:
         return False
-    return log.folded is None or bool(log.state.abandoned_pins)
+    return log.head is None or bool(log.state.abandoned_pins)
 
 
 def list_folders(store: ObjectStore) -> list[str]:

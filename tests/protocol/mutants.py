@@ -22,7 +22,7 @@ import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
 from cairn.storage.checkpoints.sweep import Finding
 from cairn.storage.errors import NotDurable, ObjectMissing, StoreUnavailable
-from cairn.storage.logs.fold_cache import FoldedLog, LogFold, decode_history
+from cairn.storage.logs.fold_cache import LogFold, decode_history
 from cairn.storage.logs.log_entry import (
     FORMAT_VERSION,
     CheckpointReference,
@@ -165,7 +165,7 @@ def sweep_of_a_live_attempt(patch: pytest.MonkeyPatch) -> None:
 def fold_cache_trusted(patch: pytest.MonkeyPatch) -> None:
     """The cached fold is believed if it can be decoded, whatever log it was folded from."""
 
-    def read(self: LogFold[RunState]) -> FoldedLog[RunState] | None:
+    def read(self: LogFold[RunState]) -> tuple[ReadEntry, RunState] | None:
         try:
             line, _, state = self._log.store.read(self.fold_key).partition(b"\n")
         except ObjectMissing:
@@ -173,7 +173,7 @@ def fold_cache_trusted(patch: pytest.MonkeyPatch) -> None:
         head = self._log.read(decode(line, dict, where=self.fold_key)["seq"])
         if head is None:
             return None
-        return FoldedLog(head=head, state=decode(state, RunState, where=self.fold_key, hook=decode_history))
+        return head, decode(state, RunState, where=self.fold_key, hook=decode_history)
 
     patch.setattr(LogFold, "read_fold", read)
 

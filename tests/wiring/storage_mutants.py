@@ -107,8 +107,8 @@ STORAGE_MUTANTS = (
     mutant(
         "checksum-not-compared",
         "storage/logs/log_entry.py",
-        "    _check_sum(data, entry, where)\n",
-        "",
+        "elif entry.checksum != (found := _checksum_of(data)):",
+        "elif (found := _checksum_of(data)) is None:",
         f"{CHECKSUM}::test_a_flipped_bit_in_the_newest_entry_is_refused_by_name_and_nothing_is_written",
     ),
     mutant(
