@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from cairn.storage.checkpoints.resume_point import collect_evidence, fails_alike, restored_entry, unpin_entry
+from cairn.storage.checkpoints.resume_point import Finding, collect_evidence, fails_alike, restored_entry, unpin_entry
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, run_entries, run_index, run_log, run_state, window_losses
 from cairn.storage.stores.object_store import UnfinishedWrite
@@ -39,15 +39,6 @@ class SweepKind(StrEnum):
     STAGED = "staged"
     UNFINISHED = "unfinished"
     PIN = "pin"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """Whether one thing is no longer needed, and why; `key` is a checkpoint's folder or a pin's id."""
-
-    key: str
-    is_over: bool
-    why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

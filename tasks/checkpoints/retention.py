@@ -11,9 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from cairn.storage.checkpoints.fork_pin import judge_fork_pin
-from cairn.storage.checkpoints.resume_point import unpin_entry
-from cairn.storage.checkpoints.sweep import Finding, SweepPlan, SweepReport, parse_checkpoint_folder, sweep
+from cairn.storage.checkpoints.resume_point import Finding, judge_fork_pin, unpin_entry
+from cairn.storage.checkpoints.sweep import SweepPlan, SweepReport, parse_checkpoint_folder, sweep
 from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
 from cairn.storage.logs import log_entry, registry, run_index, run_log, run_state
 from cairn.storage.logs.run_entries import CheckpointPinned, RunDeleted

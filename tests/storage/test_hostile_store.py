@@ -9,7 +9,8 @@ import pytest
 from cairn.storage.checkpoints.checkpoint import load_checkpoint, read_manifest
 from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy
 from cairn.storage.checkpoints.payload import MANIFEST_VERSION
-from cairn.storage.checkpoints.sweep import Finding, SweepPlan, sweep
+from cairn.storage.checkpoints.resume_point import Finding
+from cairn.storage.checkpoints.sweep import SweepPlan, sweep
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs.log_entry import CheckpointReference, EntryLog, entry_name
 from cairn.storage.logs.registry import list_aliases
