@@ -53,7 +53,8 @@ def newest_verified(
     while True:
         state = log.refresh()
         known = {record.committed.prefix for record in failed}
-        record = next((item for item in state.candidates if item.committed.prefix not in known), None)
+        candidates = (item for item in reversed(state.live_checkpoints) if item.is_committed or item.may_be_restored)
+        record = next((item for item in candidates if item.committed.prefix not in known), None)
         if record is None and state.commits:
             raise _nothing_readable(log, state, sleep)
         if record is None:

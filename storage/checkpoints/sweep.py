@@ -213,27 +213,23 @@ class _Sweep:
         return kept
 
     def _judge_unfinished(self, write: UnfinishedWrite) -> Finding:
-        folder = self._checkpoint_folder(write.key)
+        folder, entry, named = self._checkpoint_folder(write.key), _ENTRY.search(write.key), _ATTEMPT.search(write.key)
         staged = self._plan(self._state, [folder]).staged if folder else ()
         record = self._state.find(folder) if folder else None
+        ended, is_over = self._state.latest_attempt - (self._state.open_attempt is not None), True
         if staged:
             is_over, why = staged[0].is_over, staged[0].why
         elif record is not None and not record.is_kept:
-            is_over, why = True, f"its checkpoint is {record.state}"
-        elif why := self._why_in_vain(write.key):
-            is_over = True
+            why = f"its checkpoint is {record.state}"
+        elif entry and log_entry.seq_of(entry[1]) <= self._log.seq:
+            why = "another entry has its number"
+        elif named and 0 < int(named[1]) <= ended:
+            why = f"attempt {int(named[1])} has ended"
+        elif is_over := write.age_seconds > STALE_SECONDS:
+            why = f"unfinished for {write.age_seconds / 3600:.0f} h"
         else:
-            is_over = write.age_seconds > STALE_SECONDS
-            why = f"unfinished for {write.age_seconds / 3600:.0f} h" if is_over else "may still be written"
+            why = "may still be written"
         return Finding(key=write.key, is_over=is_over, why=why)
-
-    def _why_in_vain(self, key: str) -> str:
-        """Return why a write cannot be of use any more: its entry's number is taken, or its attempt has ended."""
-        if (entry := _ENTRY.search(key)) and log_entry.seq_of(entry[1]) <= self._log.seq:
-            return "another entry has its number"
-        owner, named = self._state.open_attempt, _ATTEMPT.search(key)
-        ended = self._state.latest_attempt - (owner is not None)
-        return f"attempt {int(named[1])} has ended" if named and 0 < int(named[1]) <= ended else ""
 
     def _checkpoint_folder(self, key: str) -> str | None:
         folder, separator, _ = key.removeprefix(f"{self._folder}/").partition("/")

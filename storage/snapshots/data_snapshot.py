@@ -258,17 +258,7 @@ class SnapshotCache:
             os.utime(path)  # nobody deletes it from now on
         if _is_intact(path, expected):
             return path
-        self._make_room(expected.bytes)
-        try:
-            object_store.save_verified(store, expected, temporary)
-            os.replace(temporary, path)
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-        return path
-
-    def _make_room(self, needed_bytes: int) -> None:
-        """Delete the least recently used copies that are not young, until the object fits."""
+        # Delete the least recently used copies that are not young, until the object fits.
         with _lock_folder(self._folder):
             copies, young_from = [], time.time() - _YOUNG_SECONDS
             for item in os.scandir(self._folder):
@@ -278,11 +268,18 @@ class SnapshotCache:
                         copies.append((status.st_mtime, status.st_size, Path(item.path)))
                     elif _TEMPORARY.match(item.name) and status.st_mtime < young_from:
                         Path(item.path).unlink()  # of a dead process
-            excess_bytes = sum(size_bytes for _, size_bytes, _ in copies) + needed_bytes - self._limit_bytes
-            for used_at, size_bytes, path in sorted(copies):
+            excess_bytes = sum(size_bytes for _, size_bytes, _ in copies) + expected.bytes - self._limit_bytes
+            for used_at, size_bytes, copy in sorted(copies):
                 if excess_bytes > 0 and used_at < young_from:
-                    path.unlink(missing_ok=True)
+                    copy.unlink(missing_ok=True)
                     excess_bytes -= size_bytes
+        try:
+            object_store.save_verified(store, expected, temporary)
+            os.replace(temporary, path)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        return path
 
 
 @contextmanager

@@ -231,15 +231,21 @@ class LocalStore(object_store.ObjectStore):
     @contextmanager
     def _temporary_file(self, path: Path, is_full: bool = False) -> Iterator[tuple[BinaryIO, Path]]:
         temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-        open_file = self._open_reserve if is_full else self._open_temporary
         try:
-            with local_disk.convert_errors(f"{self.url}: cannot write {path.name}"), open_file(temporary) as file:
+            with (
+                local_disk.convert_errors(f"{self.url}: cannot write {path.name}"),
+                self._open_temporary(temporary, is_full) as file,
+            ):
                 yield file, temporary
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
-    def _open_temporary(self, temporary: Path) -> BinaryIO:
+    def _open_temporary(self, temporary: Path, is_full: bool) -> BinaryIO:
+        if is_full:
+            if local_disk.take_reserve(self._root, temporary):
+                return open(temporary, "r+b")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         # A concurrent `delete` of the last object may remove the folder between the two calls; eight of them, each as
         # busy as this one, have done so nine times in a row.
         for _ in range(100):
@@ -247,11 +253,6 @@ class LocalStore(object_store.ObjectStore):
             with suppress(FileNotFoundError):
                 return open(temporary, "xb", opener=local_disk.open_0664)
         return open(temporary, "xb", opener=local_disk.open_0664)
-
-    def _open_reserve(self, temporary: Path) -> BinaryIO:
-        if not local_disk.take_reserve(self._root, temporary):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return open(temporary, "r+b")
 
     def _make_folder(self, folder: Path) -> None:
         # The process that made a folder may have died before it synced its name: each process does so once.

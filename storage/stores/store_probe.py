@@ -34,7 +34,13 @@ def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> st
 
     Returns why objects cannot be deleted, empty if they can: then retention frees nothing.
     """
-    _delete_left(store)
+    with suppress(StorageError):  # what probes that were killed have left
+        for write in store.unfinished("probe"):
+            if write.age_seconds > _STALE_SECONDS:
+                store.discard(write)
+        for key in store.keys("probe"):
+            if (store.age_seconds(key) or 0.0) > _STALE_SECONDS:
+                store.delete(key)
     folder = f"probe/{uuid.uuid4().hex}"
     with _delete_afterwards(store, f"{folder}/written"):
         store.write(f"{folder}/written", b"written")
@@ -153,17 +159,6 @@ def _read(store: ObjectStore, key: str) -> bytes | None:
     with suppress(ObjectMissing):
         return store.read(key)
     return None
-
-
-def _delete_left(store: ObjectStore) -> None:
-    """Delete what probes that were killed have left."""
-    with suppress(StorageError):
-        for write in store.unfinished("probe"):
-            if write.age_seconds > _STALE_SECONDS:
-                store.discard(write)
-        for key in store.keys("probe"):
-            if (store.age_seconds(key) or 0.0) > _STALE_SECONDS:
-                store.delete(key)
 
 
 @contextmanager
