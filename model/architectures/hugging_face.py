@@ -62,7 +62,7 @@ def from_hugging_face(tensors: Arrays, model: ModelConfig, vocab_size: int) -> d
             listed = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             raise InvalidInput(f"{word} weights: {listed}; rule: exactly those of a {family} of [model]'s shape")
     own = {row.name for row in parameter_table(model, vocab_size)}
-    converted = {row.name: _join(row, found) for row in table}
+    converted = {row.name: _convert(row, found) for row in table}
     for row in table:
         if row.name not in own and np.any(converted[row.name] != row.constant):
             key = "bias" if row.kind == "bias" else "norm_gain"
@@ -77,23 +77,20 @@ def _complete_table(model: ModelConfig, vocab_size: int) -> tuple[Parameter, ...
     return parameter_table(model.model_copy(update=changes), vocab_size)
 
 
-def _join(row: Parameter, found: Arrays) -> NDArray[np.float32]:
-    rows = row.rows if len(row.theirs) > 1 else (sum(row.rows),)
-    parts = [_convert(row, name, found[name], count) for name, count in zip(row.theirs, rows, strict=True)]
+def _convert(row: Parameter, found: Arrays) -> NDArray[np.float32]:
+    """Check the tensors that are joined in one of ours, and join them in float32."""
+    parts = list[NDArray[np.float32]]()
+    for name, rows in zip(row.theirs, row.rows if len(row.theirs) > 1 else (sum(row.rows),), strict=True):
+        array, shape = found[name], (rows, *row.shape[1:])
+        if row.kind == "positions":
+            array = array[:rows]  # (positions, C) -> (block_size, C)
+        ours = array.T if row.is_transposed else array  # (in, out) -> (out, in)
+        if ours.shape != shape:
+            expected = shape[::-1] if row.is_transposed else shape
+            raise InvalidInput(f"{name} has shape {array.shape}; rule: {expected} by [model]")
+        if not np.issubdtype(ours.dtype, np.floating):
+            raise InvalidInput(f"{name} is {ours.dtype}; rule: floating point; quantized weights cannot be trained on")
+        parts.append(np.ascontiguousarray(ours, dtype=np.float32))
+        if not np.isfinite(parts[-1]).all():
+            raise InvalidInput(f"{name} holds values that are not finite; rule: weights to begin from are finite")
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _convert(row: Parameter, name: str, array: NDArray[Any], rows: int) -> NDArray[np.float32]:
-    shape = (rows, *row.shape[1:])
-    if row.kind == "positions":
-        array = array[:rows]  # (positions, C) -> (block_size, C)
-    ours = array.T if row.is_transposed else array  # (in, out) -> (out, in)
-    if ours.shape != shape:
-        expected = shape[::-1] if row.is_transposed else shape
-        raise InvalidInput(f"{name} has shape {array.shape}; rule: {expected} by [model]")
-    if not np.issubdtype(ours.dtype, np.floating):
-        raise InvalidInput(f"{name} is {ours.dtype}; rule: floating point; quantized weights cannot be trained on")
-    converted = np.ascontiguousarray(ours, dtype=np.float32)
-    if not np.isfinite(converted).all():
-        raise InvalidInput(f"{name} holds values that are not finite; rule: weights to begin from are finite")
-    return converted

@@ -261,8 +261,32 @@ def parameter_table(model: ModelConfig, vocab_size: int) -> tuple[Parameter, ...
     """Return the parameters in the network's order, for so many ids; only who makes a module knows its own."""
     if model.module:
         raise InvalidInput(f"model.module = {model.module!r}: its parameters are known where it is made")
-    family = family_of(model)
-    return tuple(_row(model, family, *row) for row in _parts(model, vocab_size))
+    family, table = family_of(model), list[Parameter]()
+    for name, kind, rows, columns in _parts(model, vocab_size):
+        std = INITIAL_STD if columns else 0.0
+        if name.endswith("c_proj.weight"):
+            std = 0.0 if model.zero_projections else INITIAL_STD / math.sqrt(2 * model.n_layer)
+        theirs: tuple[str, ...] = (f"transformer.{name}",) if family == "gpt2" else ()
+        if family in ("llama", "qwen3"):
+            module, _, leaf = name.rpartition(".")
+            prefix = ""
+            if module.startswith("h."):
+                _, layer, module = module.split(".", 2)
+                prefix = f"model.layers.{layer}."
+            theirs = tuple(f"{prefix}{part}.{leaf}" for part in _LLAMA_NAMES[module])
+        table.append(
+            Parameter(
+                name=name,
+                shape=(sum(rows), columns) if columns else (sum(rows),),
+                kind=kind,
+                rows=rows,
+                std=std,
+                constant=1.0 if kind == "gain" else 0.0,
+                theirs=theirs,
+                is_transposed=family == "gpt2" and kind == "matrix",
+            )
+        )
+    return tuple(table)
 
 
 def layer_matrices(model: ModelConfig) -> int:
@@ -309,24 +333,3 @@ def _norm_parts(model: ModelConfig, name: str, width: int) -> Iterator[_Row]:
         yield f"{name}.weight", "gain", (width,), None
         if model.norm == "layer" and model.bias:
             yield f"{name}.bias", "bias", (width,), None
-
-
-def _row(
-    model: ModelConfig, family: Family | None, name: str, kind: Kind, rows: tuple[int, ...], columns: int | None
-) -> Parameter:
-    std = INITIAL_STD if columns else 0.0
-    if name.endswith("c_proj.weight"):
-        std = 0.0 if model.zero_projections else INITIAL_STD / math.sqrt(2 * model.n_layer)
-    theirs: tuple[str, ...] = (f"transformer.{name}",) if family == "gpt2" else ()
-    if family in ("llama", "qwen3"):
-        module, _, leaf = name.rpartition(".")
-        prefix = ""
-        if module.startswith("h."):
-            _, layer, module = module.split(".", 2)
-            prefix = f"model.layers.{layer}."
-        theirs = tuple(f"{prefix}{part}.{leaf}" for part in _LLAMA_NAMES[module])
-    shape, constant = (sum(rows), columns) if columns else (sum(rows),), 1.0 if kind == "gain" else 0.0
-    turned = family == "gpt2" and kind == "matrix"
-    return Parameter(
-        name=name, shape=shape, kind=kind, rows=rows, std=std, constant=constant, theirs=theirs, is_transposed=turned
-    )

@@ -159,9 +159,16 @@ class SampleOrder:
 
     def windows_between(self, step: int, end_step: int) -> NDArray[np.int64]:
         """Return the batches (end_step - step, global_batch) of the steps from `step` on, cheaper than one by one."""
-        borders = (step, *(begin for begin in self.stages if step < begin < end_step), end_step)
-        windows = np.concatenate([self._windows_of_stage(*part) for part in pairwise(borders)])
-        return windows.reshape(end_step - step, self.global_batch)
+        borders, parts = (step, *(begin for begin in self.stages if step < begin < end_step), end_step), []
+        for first, end in pairwise(borders):
+            draws = np.arange(self.draws_before(first), self.draws_before(end), dtype=np.int64)
+            shares, ahead = self._mix(first)
+            chosen, own = split_draws(shares, draws)
+            own += ahead[chosen]
+            for number in np.unique(chosen).tolist():
+                draws[chosen == number] = self._windows_of_component(number, own[chosen == number])
+            parts.append(draws)
+        return np.concatenate(parts).reshape(end_step - step, self.global_batch)
 
     def draws_before(self, step: int) -> int:
         """Return how many samples of this data are drawn when `step` steps are complete."""
@@ -192,16 +199,6 @@ class SampleOrder:
             ahead = drawn - count_draws(shares, draws)
         return shares, ahead
 
-    def _windows_of_stage(self, step: int, end_step: int) -> NDArray[np.int64]:
-        draws = np.arange(self.draws_before(step), self.draws_before(end_step), dtype=np.int64)
-        shares, ahead = self._mix(step)
-        chosen, own = split_draws(shares, draws)
-        own += ahead[chosen]
-        windows = np.empty_like(draws)
-        for number in np.unique(chosen).tolist():
-            windows[chosen == number] = self._windows_of_component(number, own[chosen == number])
-        return windows
-
     def _windows_of_component(self, number: int, own_draws: NDArray[np.int64]) -> NDArray[np.int64]:
         component = self.components[number]
         epochs, positions = np.divmod(own_draws, component.window_count)
@@ -215,7 +212,10 @@ class SampleOrder:
             drawn[drawn < component.end_window - 1] += self.window_count * (int(own - first) % self.block_size)
             windows[epochs == epoch] = drawn
         for index in np.flatnonzero(self._is_unusable(windows)):
-            windows[index] = self._replacement(number, int(epochs[index]), int(positions[index]))
+            spare, place = self._permutation(number, int(epochs[index]), "replacement"), positions[index : index + 1]
+            while self._is_unusable(windows[index : index + 1])[0]:
+                windows[index : index + 1] = component.first_window + spare.permute(place % component.window_count)
+                place = place + 1
         return windows
 
     def _is_unusable(self, windows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -231,15 +231,6 @@ class SampleOrder:
 
     def _first_tokens(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
         return first_tokens(windows, window_count=self.window_count, block_size=self.block_size)
-
-    def _replacement(self, number: int, epoch: int, position: int) -> int:
-        component, spare = self.components[number], self._permutation(number, epoch, "replacement")
-        while True:
-            place = np.array([position % component.window_count], dtype=np.int64)
-            window = component.first_window + spare.permute(place)
-            if not self._is_unusable(window)[0]:
-                return int(window[0])
-            position += 1
 
     def _permutation(self, number: int, epoch: int, purpose: str, *, size: int | None = None) -> Permutation:
         # The first component's key has no number, so an order without components equals an order of one component.

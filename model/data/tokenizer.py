@@ -14,13 +14,14 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Encoding, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
-from cairn.model.data.tokenizer_file import added_tokens_of, load_again, unknown_id_of, without_token
+from cairn.model.data.tokenizer_file import added_tokens_of, without_token
 from cairn.model.errors import InvalidInput
 
 FlatIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -80,8 +81,16 @@ class Tokenizer:
             raise InvalidInput(f"tokenizer has no end-of-text token, looked for {', '.join(named)}; rule: {rule}")
         # Text that spells the marker stays text: a document must not be able to end itself.
         inner.encode_special_tokens = True
-        self.turned_off = tuple(_turn_off(inner))
-        self._inner, self.spells_end = inner, False
+        self._inner, self.spells_end, self.turned_off = inner, False, tuple[str, ...]()
+        if isinstance(model := inner.model, models.BPE) and model.dropout:
+            self.turned_off += (f"dropout = {model.dropout:g}",)
+            model.dropout = None
+        if inner.truncation is not None:
+            self.turned_off += ("truncation",)
+            inner.no_truncation()
+        if inner.padding is not None:
+            self.turned_off += ("padding",)
+            inner.no_padding()
         self.end_of_text_id = ends[0] if end_of_text_id is None else end_of_text_id
         self._fast: Encoder | None = None
 
@@ -155,7 +164,7 @@ class Tokenizer:
     @functools.cached_property
     def _inner(self) -> _Tokenizer:
         """The reference, loaded again where it is needed after all."""
-        inner = load_again(self.json)
+        inner = _Tokenizer.from_str(self.json)
         inner.encode_special_tokens = True
         return inner
 
@@ -182,7 +191,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _spelling(self) -> _Tokenizer:
-        return load_again(self.json)
+        return _Tokenizer.from_str(self.json)
 
     def encode_spelled(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode texts in which special tokens stand for themselves, with the characters that each token is of."""
@@ -232,7 +241,8 @@ class Tokenizer:
     def _unknown(self) -> tuple[str, int | None]:
         """The unknown token and its id; "" and None without one."""
         if isinstance(model := self._inner.model, models.Unigram):
-            found = unknown_id_of(self._inner)
+            # The library does not tell the id of a Unigram's unknown token.
+            found: int | None = msgspec.json.decode(self._inner.to_str())["model"].get("unk_id")
             return ("", None) if found is None else (str(self._inner.id_to_token(found)), found)
         token = str(model.unk_token or "")
         return token, self._inner.token_to_id(token)
@@ -250,7 +260,10 @@ class Tokenizer:
         return finder if (ids == self.end_of_text_id).any() else None
 
     def _encode(self, texts: Sequence[str]) -> FlatIds:
-        ids, lengths = self._encode_fast(texts) or _encode_flat(self._inner, texts)
+        encoded: FlatIds | None = None
+        with contextlib.suppress(OSError):  # its process was ended by these texts
+            encoded = self._fast.encode_flat(texts) if self._fast else None
+        ids, lengths = encoded or _encode_flat(self._inner, texts)
         if not (marks := ids == self.end_of_text_id).any():
             return ids, lengths
         self.spells_end = True
@@ -263,12 +276,6 @@ class Tokenizer:
         lengths[ending] = counts
         return np.concatenate(parts), lengths
 
-    def _encode_fast(self, texts: Sequence[str]) -> FlatIds | None:
-        """Return what the fast library gives; None without it, and for texts that end its process."""
-        with contextlib.suppress(OSError):
-            return self._fast.encode_flat(texts) if self._fast else None
-        return None
-
     @functools.cached_property
     def _without_end(self) -> _Tokenizer:
         return without_token(self._inner, self.end_of_text)
@@ -276,19 +283,6 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids; end-of-text stays visible, bytes that are not UTF-8 become replacement characters."""
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
-
-
-def _turn_off(inner: _Tokenizer) -> Iterator[str]:
-    """Turn off what depends on chance or on other texts, and yield its name."""
-    if isinstance(model := inner.model, models.BPE) and model.dropout:
-        yield f"dropout = {model.dropout:g}"
-        model.dropout = None
-    if inner.truncation is not None:
-        yield "truncation"
-        inner.no_truncation()
-    if inner.padding is not None:
-        yield "padding"
-        inner.no_padding()
 
 
 def _encodings(encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> list[Encoding]:

@@ -85,17 +85,6 @@ def load_tokenizer(text: str) -> Tokenizer:
         raise InvalidInput(f"not a tokenizer.json the tokenizers library can read: {error}") from error
 
 
-def load_again(text: str) -> Tokenizer:
-    """Return the tokenizer of a document that a loaded one has given."""
-    return Tokenizer.from_str(text)
-
-
-def unknown_id_of(tokenizer: Tokenizer) -> int | None:
-    """Return the id of a Unigram's unknown token, which the library does not tell."""
-    found: int | None = msgspec.json.decode(tokenizer.to_str())["model"].get("unk_id")
-    return found
-
-
 def without_token(tokenizer: Tokenizer, token: str, *, unknown: bool = False) -> Tokenizer:
     """Return a copy that gives no text the id of `token`, and has every other id; text that spells it stays text.
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from cairn.model.configuration.adapters import count_trained
 from cairn.model.configuration.network import WIDENED, ModelConfig, layer_matrices
-from cairn.model.configuration.training import TrainingConfig
+from cairn.model.configuration.training import TrainingConfig, count_trained
 from cairn.model.kernels import block_sizes
 
 FP32_BYTES, HALF_BYTES = 4, 2
@@ -88,24 +87,19 @@ class StepMemory:
         head_gradients = [Piece("gradients", table * (2 if self.is_fused else 1), table)]
         if self.is_fused:
             head_gradients.append(Piece("logits", 2 * self.fp32, self.fp32))
-        between = [*earlier, *self._gathered(2), *self._between()]
+        between = [*earlier, *self._gathered(2), Piece("activations", 2 * self.fp32, self.fp32)]
+        inner = 2 * WIDENED[self.model.feed_forward] * self.inner  # gradients between the parts of a layer
+        if self.is_math:
+            between.append(Piece("activations", 2 * FP32_BYTES * self.pairs, FP32_BYTES * self.pairs))
+        elif self.on_cuda:  # attention's are there when those of the feed-forward part are not
+            inner = max(inner, ceil(_MULTIPROCESSORS / (self.windows * self.model.n_head)) * self.fp32)
+        between.append(Piece("activations", inner, self.inner))
         yield [*between, *weights, *self._activations(layers), *head_gradients]
         if exchanged:
             yield [*between, *self._activations(max(1, layers - 1)), *exchanged]
         others = list(self.gradients()) * max(sums - 1, 0)  # the newest sum is added to in place
         last = list(self.gradients(shards=1 if sums and not exchanged else self.shards))
         yield [*last, *others, *idle, Piece("gradients", table * (2 if sums else 1), table), *exchanged]
-
-    def _between(self) -> Iterator[Piece]:
-        """Yield the gradients between the parts of a layer."""
-        inner = 2 * WIDENED[self.model.feed_forward] * self.inner
-        yield Piece("activations", 2 * self.fp32, self.fp32)
-        if self.is_math:
-            yield Piece("activations", 2 * FP32_BYTES * self.pairs, FP32_BYTES * self.pairs)
-        elif self.on_cuda:  # attention's are there when those of the feed-forward part are not
-            attended = ceil(_MULTIPROCESSORS / (self.windows * self.model.n_head)) * self.fp32
-            inner = max(inner, attended)
-        yield Piece("activations", inner, self.inner)
 
     def gradients(self, *, shards: int = 1) -> Iterator[Piece]:
         """Yield whole gradients; of several shards only that of the table is whole, which is the last to be made.

@@ -52,23 +52,15 @@ def rotations(config: ModelConfig, begin: int, time: int, device: torch.device) 
     pairs = torch.arange(0, config.head_size, 2, device=device, dtype=torch.float32)  # (D/2,)
     frequencies = 1.0 / config.rotary_base ** (pairs / config.head_size)
     if config.rotary_scaling is not None:
-        frequencies = _stretched(frequencies, *config.rotary_scaling)
+        factor, *llama = config.rotary_scaling
+        kept = torch.zeros(())
+        if llama:  # frequencies that turn `high` times in the first positions are kept, others divided, or in part
+            low, high, positions = llama
+            kept = ((positions / (2 * math.pi / frequencies) - low) / (high - low)).clamp(0.0, 1.0)  # (D/2,)
+        frequencies = (1 - kept) * frequencies / factor + kept * frequencies
     places = torch.arange(begin, begin + time, device=device, dtype=torch.float32)  # (T,)
     angles = torch.outer(places, frequencies)[:, None]  # (T, 1, D/2)
     return torch.stack([angles.cos(), angles.sin()])
-
-
-def _stretched(
-    frequencies: Tensor, factor: float, low: float = 0.0, high: float = 0.0, positions: float = 0.0
-) -> Tensor:
-    """Divide frequencies (D/2,) by `factor`; Llama 3 keeps those that turn `high` times in its first positions.
-
-    Those that turn less than `low` times are divided whole, those between them in part.
-    """
-    if not positions:
-        return frequencies / factor
-    kept = ((positions / (2 * math.pi / frequencies) - low) / (high - low)).clamp(0.0, 1.0)  # (D/2,)
-    return (1 - kept) * frequencies / factor + kept * frequencies
 
 
 def rotate(x: Tensor, turned: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import Store
 from cairn.model.architectures.gpt import GPT
 from cairn.model.architectures.own_network import Network
 from cairn.model.configuration.training import Parallel, split_batch
-from cairn.model.estimates.exchanges import exchanged_together
+from cairn.model.estimates.size_estimate import exchanged_together
 
 _SWITCH_SECONDS = 0.0002
 """A layer of a small network takes less than the interpreter's own 5 ms, after which it lets another thread go on."""

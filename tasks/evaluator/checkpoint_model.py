@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from cairn.model.architectures import adapters, gpt, hugging_face, own_network, published_config
-from cairn.model.configuration.adapters import LoraConfig, adapter_table
 from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import LoraConfig, adapter_table
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import StateMismatch
 from cairn.model.training.train_state import WEIGHT_PREFIX, load_weights
