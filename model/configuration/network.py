@@ -274,18 +274,12 @@ def parameter_table(model: ModelConfig, vocab_size: int) -> tuple[Parameter, ...
                 _, layer, module = module.split(".", 2)
                 prefix = f"model.layers.{layer}."
             theirs = tuple(f"{prefix}{part}.{leaf}" for part in _LLAMA_NAMES[module])
-        table.append(
-            Parameter(
-                name=name,
-                shape=(sum(rows), columns) if columns else (sum(rows),),
-                kind=kind,
-                rows=rows,
-                std=std,
-                constant=1.0 if kind == "gain" else 0.0,
-                theirs=theirs,
-                is_transposed=family == "gpt2" and kind == "matrix",
-            )
+        shape, constant = (sum(rows), columns) if columns else (sum(rows),), 1.0 if kind == "gain" else 0.0
+        turns = family == "gpt2" and kind == "matrix"
+        row = Parameter(
+            name=name, shape=shape, kind=kind, rows=rows, std=std, constant=constant, theirs=theirs, is_transposed=turns
         )
+        table.append(row)
     return tuple(table)
 
 

@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from cairn.storage.checkpoints import checkpoint, checkpoint_shard
+from cairn.storage.checkpoints import checkpoint
+from cairn.storage.checkpoints.checkpoint_shard import READ_TRIES, ReadPolicy
 from cairn.storage.errors import IntegrityError, NothingReadable, ObjectDamaged, WriterTooOld
 from cairn.storage.logs import run_entries
 from cairn.storage.logs.log_entry import CheckpointReference, Writer
-from cairn.storage.logs.run_entries import CheckpointPinned, CheckpointRestored, CheckpointUnpinned, ReadEvidence
+from cairn.storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, ReadEvidence
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointRecord, RunState
 from cairn.storage.stores import local_store
@@ -59,9 +60,10 @@ def newest_verified(
             raise _nothing_readable(log, state, sleep)
         if record is None:
             return verified_beginning(log, sleep=sleep)
-        committed, reads = record.committed, checkpoint_shard.READ_TRIES if record.is_committed else 1
+        committed, reads = record.committed, READ_TRIES if record.is_committed else 1
         trusted = record.is_committed and not quarantined and not state.is_doubted(committed.reference)
-        evidence = collect_evidence(log, committed, record.suspects, reads=reads, sizes_only=trusted, sleep=sleep)
+        policy = ReadPolicy(tries=reads, sleep=sleep)
+        evidence = collect_evidence(log, committed, record.suspects, policy=policy, sizes_only=trusted)
         if not evidence:
             if not record.is_committed:
                 log.append(partial(restored_entry, committed), writer=writer)
@@ -81,23 +83,17 @@ def newest_verified(
 
 
 def collect_evidence(
-    log: RunLog,
-    reference: CheckpointReference,
-    suspects: tuple[str, ...] = (),
-    *,
-    reads: int = checkpoint_shard.READ_TRIES,
-    sizes_only: bool = False,
-    sleep: Callable[[float], None],
+    log: RunLog, reference: CheckpointReference, suspects: tuple[str, ...], *, policy: ReadPolicy, sizes_only: bool
 ) -> tuple[ReadEvidence, ...]:
     """Return the evidence against a checkpoint that fails every read, or none as soon as one read succeeds.
 
     The objects in `suspects` are read first. After a failed read the log is read: if that fails too, the store is
     unavailable and its error is raised.
     """
-    damaged: tuple[ObjectDamaged, ...] = ()
-    for number in range(reads):
+    damaged, host = tuple[ObjectDamaged, ...](), socket.gethostname()
+    for number in range(policy.tries):
         if number:
-            sleep(_PAUSE_SECONDS * 2**number)
+            policy.sleep(_PAUSE_SECONDS * 2**number)
         for path in filter(None, map(log.store.local_path, suspects)):
             local_store.forget_cached_bytes(path)
         damaged = checkpoint.verify_checkpoint(log.store, reference, only=suspects) if suspects else ()
@@ -107,18 +103,13 @@ def collect_evidence(
         suspects = tuple(item.key for item in damaged)
         log.refresh()
     return tuple(
-        ReadEvidence(key=item.key, expected=item.expected, found=item.found, reads=reads, host=socket.gethostname())
+        ReadEvidence(key=item.key, expected=item.expected, found=item.found, reads=policy.tries, host=host)
         for item in damaged
     )
 
 
 def quarantine_checkpoint(
-    log: RunLog,
-    committed: run_entries.CheckpointCommitted,
-    detail: str,
-    *,
-    evidence: tuple[ReadEvidence, ...] = (),
-    writer: Writer,
+    log: RunLog, committed: CheckpointCommitted, detail: str, *, evidence: tuple[ReadEvidence, ...] = (), writer: Writer
 ) -> RunState:
     """Append that no resume uses this checkpoint any more, and why, unless it is no longer committed."""
     body = run_entries.CheckpointQuarantined(**asdict(committed.reference), detail=detail, evidence=evidence)
@@ -128,13 +119,13 @@ def quarantine_checkpoint(
     )
 
 
-def restored_entry(committed: run_entries.CheckpointCommitted, state: RunState) -> CheckpointRestored | None:
+def restored_entry(committed: CheckpointCommitted, state: RunState) -> run_entries.CheckpointRestored | None:
     """Return the entry that takes a checkpoint back, or None when it is not quarantined for its bytes any more."""
     record = state.find_live(committed.prefix)
     if record is None or not record.may_be_restored:
         return None
     detail = f"every object verified on host {socket.gethostname()}"
-    return CheckpointRestored(**asdict(committed.reference), detail=detail)
+    return run_entries.CheckpointRestored(**asdict(committed.reference), detail=detail)
 
 
 def fails_alike(fresh: Collection[ReadEvidence], before: Collection[ReadEvidence]) -> bool:
@@ -164,9 +155,10 @@ def unpin_checkpoint(log: RunLog, pin: CheckpointPinned, why: str, *, writer: Wr
     return log.append(partial(unpin_entry, pin, why), writer=writer)
 
 
-def unpin_entry(pin: CheckpointPinned, why: str, state: RunState) -> CheckpointUnpinned | None:
+def unpin_entry(pin: CheckpointPinned, why: str, state: RunState) -> run_entries.CheckpointUnpinned | None:
     """Return the entry that ends the pin, or None when it is over already."""
-    return CheckpointUnpinned(pin_id=pin.pin_id, prefix=pin.prefix, why=why) if _is_in_force(pin, state) else None
+    unpinned = run_entries.CheckpointUnpinned(pin_id=pin.pin_id, prefix=pin.prefix, why=why)
+    return unpinned if _is_in_force(pin, state) else None
 
 
 def _is_in_force(pin: CheckpointPinned, state: RunState) -> bool:
@@ -181,8 +173,8 @@ def verified_beginning(log: RunLog, *, sleep: Callable[[float], None]) -> Checkp
     """Return what the run begins with, None for step 0; `NothingReadable` if a fork's parent has it no more."""
     state = log.state
     if state.origin is not None:
-        trusted = not state.is_doubted(state.origin.checkpoint)
-        if evidence := collect_evidence(log, state.origin.checkpoint, sizes_only=trusted, sleep=sleep):
+        trusted, policy = not state.is_doubted(state.origin.checkpoint), ReadPolicy(sleep=sleep)
+        if evidence := collect_evidence(log, state.origin.checkpoint, (), policy=policy, sizes_only=trusted):
             begun = f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}"
             found = f"which cannot be read: {_describe(evidence)}"
             left = "nothing is left to start over from" if state.commits else "there is nothing to begin with"

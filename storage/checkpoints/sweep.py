@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy
 from cairn.storage.checkpoints.resume_point import Finding, collect_evidence, fails_alike, restored_entry, unpin_entry
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, run_entries, run_index, run_log, run_state, window_losses
@@ -149,7 +150,8 @@ class _Sweep:
         """Read a quarantined checkpoint again before it is given up for good; one that verifies is taken back."""
         if not record.may_be_restored:
             return ""
-        fresh = collect_evidence(self._log, record.committed, record.suspects, sleep=lambda seconds: None)
+        policy = ReadPolicy(sleep=lambda seconds: None)
+        fresh = collect_evidence(self._log, record.committed, record.suspects, policy=policy, sizes_only=False)
         if not fresh:
             self._append(partial(restored_entry, record.committed))
             return "was quarantined, and verifies again: taken back"

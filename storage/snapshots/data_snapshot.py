@@ -166,21 +166,17 @@ def open_snapshot(store: ObjectStore, snapshot_id: str, cache_dir: Path) -> Open
     A snapshot of at most `EAGER_BYTES` is verified now, a shard of a larger one at its first use. Objects of a remote
     store are kept in `cache_dir` within `CACHE_BYTES`.
     """
-    files = SnapshotFiles(store, snapshot_id, cache_dir)
+    manifest = (files := SnapshotFiles(store, snapshot_id, cache_dir)).manifest
     train, val = files.shards("train"), files.shards("val")
-    train_answers, val_answers = files.answers("train"), files.answers("val")
-    if sum(item.bytes for item in files.manifest.objects) <= EAGER_BYTES:
-        for item in files.manifest.objects:
+    answers, val_answers = files.answers("train"), files.answers("val")
+    if sum(item.bytes for item in manifest.objects) <= EAGER_BYTES:
+        for item in manifest.objects:
             files.path(item.key)
-        for shard in (*train, *val, *train_answers, *val_answers):
+        for shard in (*train, *val, *answers, *val_answers):
             shard.tokens()
+    answers, document = files.answers("train"), files.path(TOKENIZER).read_text(encoding="utf-8")
     return OpenSnapshot(
-        manifest=files.manifest,
-        tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
-        train=train,
-        val=val,
-        train_answers=train_answers,
-        val_answers=val_answers,
+        manifest=manifest, tokenizer_json=document, train=train, val=val, train_answers=answers, val_answers=val_answers
     )
 
 

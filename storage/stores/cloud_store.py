@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from cairn.storage.errors import IntegrityError, ObjectMissing, StorageError, StoreFull, StoreRefused, StoreUnavailable
 from cairn.storage.stores import object_store, ranged_store, redaction
-from cairn.storage.stores.object_store import PART_BYTES, is_key
+from cairn.storage.stores.object_store import PART_BYTES, RetryPolicy, is_key
 
 T = TypeVar("T")
 _CONNECT_SECONDS, _ANSWER_SECONDS, _TRANSFER_SECONDS, _RETRY_SECONDS = 3, 10, 180, 10
@@ -42,7 +42,7 @@ _FULL = re.compile(r"status code: 507|QuotaExceeded|InsufficientStorage")
 _BEYOND = re.compile(r"status code: 416|Wanted range starting at")
 _NO_TOKEN = re.compile(r"token request|authorization request|MissingAccount|Account must be specified|credential", re.I)
 _LONGEST_MESSAGE = 500
-_RETRY_POLICY = object_store.RetryPolicy()
+_RETRY_POLICY = RetryPolicy()
 
 
 class CloudStore(ranged_store.RangedStore):
@@ -53,12 +53,7 @@ class CloudStore(ranged_store.RangedStore):
     """
 
     def __init__(
-        self,
-        cloud: Literal["gs", "az"],
-        bucket: str,
-        prefix: str = "",
-        *,
-        retry_policy: object_store.RetryPolicy = _RETRY_POLICY,
+        self, cloud: Literal["gs", "az"], bucket: str, prefix: str = "", *, retry_policy: RetryPolicy = _RETRY_POLICY
     ) -> None:
         """Prepare the clients; the first request looks for credentials. Raises StoreRefused without the library."""
         self._cloud, self._root, self._retry_policy = cloud, f"{cloud}://{bucket}", retry_policy

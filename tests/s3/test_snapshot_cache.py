@@ -12,7 +12,7 @@ import pytest
 from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot
 from cairn.storage.snapshots.snapshot_manifest import (
-    DocumentIndexWriter,
+    RowWriter,
     SnapshotManifest,
     SnapshotSource,
     SnapshotSplits,
@@ -62,7 +62,7 @@ def snapshot_id(store: S3Store, tmp_path: Path) -> str:
     for split, tokens in (("train", TOKENS), ("val", 20)):
         with ShardWriter(folder, split, MANIFEST.shard_schema, shard_tokens=SHARD_TOKENS) as writer:
             writer.append(TEXT[:tokens])
-    with DocumentIndexWriter(folder / DOCUMENTS):
+    with RowWriter(folder / DOCUMENTS):
         pass
     return publish_snapshot(store, folder, MANIFEST)[0]
 

@@ -11,8 +11,8 @@ from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot, read_manifest
 from cairn.storage.snapshots.snapshot_manifest import (
     SNAPSHOT_VERSION,
-    DocumentIndexWriter,
     DocumentRow,
+    RowWriter,
     SnapshotGroup,
     SnapshotManifest,
     SnapshotObject,
@@ -48,7 +48,7 @@ def staged(tmp_path: Path) -> Path:
     for split, tokens in (("train", 100), ("val", 10)):
         with ShardWriter(folder, split, MANIFEST.shard_schema, shard_tokens=64) as writer:
             writer.append(np.arange(tokens))
-    with DocumentIndexWriter(folder / DOCUMENTS) as index:
+    with RowWriter(folder / DOCUMENTS) as index:
         index.extend([astuple(ROW)])
     return folder
 

@@ -19,8 +19,8 @@ from cairn.storage.snapshots.data_snapshot import (
     publish_snapshot,
 )
 from cairn.storage.snapshots.snapshot_manifest import (
-    DocumentIndexWriter,
     DocumentRow,
+    RowWriter,
     SnapshotManifest,
     SnapshotSource,
     SnapshotSplits,
@@ -60,7 +60,7 @@ def snapshot_id(store: ObjectStore, tmp_path: Path) -> str:
     for split, tokens in (("train", 100), ("val", 20)):
         with ShardWriter(folder, split, MANIFEST.shard_schema, shard_tokens=64) as writer:
             writer.append(np.arange(tokens))
-    with DocumentIndexWriter(folder / DOCUMENTS) as index:
+    with RowWriter(folder / DOCUMENTS) as index:
         index.extend([astuple(DocumentRow(source="a", offset_bytes=0, bytes=1, tokens=100, split="train", sha256="a"))])
     return publish_snapshot(store, folder, MANIFEST)[0]
 
