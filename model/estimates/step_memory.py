@@ -64,11 +64,6 @@ class StepMemory:
         self.inner = self.number * self.positions * model.n_inner
         self.pairs = windows * model.n_head * model.block_size**2
 
-    @property
-    def exchange_bytes(self) -> int:
-        """The memory that replicated processes exchange gradients with: they, what is sent, and what is received."""
-        return 3 * FP32_BYTES * max(min(block_sizes.EXCHANGE_BYTES // FP32_BYTES, self.parameters), self.trained_table)
-
     def moments(self, *, sums: int) -> Iterator[list[Piece]]:
         """Yield the pieces at the head, at the start of the backward pass, and at its end, beside so many gradients.
 
@@ -78,7 +73,15 @@ class StepMemory:
         if self.on_cuda and self.shards > 1:
             matrices = FP32_BYTES * layer_matrices(self.model)
             exchanged = [Piece("gradients", table, table), Piece("gradients", matrices, matrices)]
-        earlier, weights = list(self.gradients()) * sums, list(self._half_weights())
+        earlier, weights = list(self.gradients()) * sums, list[Piece]()
+        if self.is_half:
+            # A frozen weight is cast for each product, which keeps what its backward pass needs.
+            cast = 1 if self.recompute and (self.is_block_fused or self.lora) else self.model.n_layer
+            cast = cast if self.shards == 1 else 0  # gathered in half precision
+            half = HALF_BYTES * layer_matrices(self.model)
+            weights.append(Piece("parameters", cast * half, half // 3))
+            if not self.is_fused:
+                weights.append(Piece("parameters", HALF_BYTES * self.table, HALF_BYTES * self.table))
         layers, idle = 1 if self.recompute else self.model.n_layer, list(self._gathered(0 if self.on_cuda else 2))
         # A layer that is computed again is there only in the backward pass; a CPU's peaks were measured with it.
         at_head = self._activations(0 if self.recompute and self.on_cuda else layers)
@@ -118,16 +121,6 @@ class StepMemory:
             buffers = layers if self.on_cuda else 2 * layers
             yield Piece("parameters", buffers * self.number * matrices, self.number * matrices)
             yield Piece("gradients", 0 if self.on_cuda else layers * FP32_BYTES * matrices, FP32_BYTES * matrices)
-
-    def _half_weights(self) -> Iterator[Piece]:
-        if self.is_half:
-            # A frozen weight is cast for each product, which keeps what its backward pass needs.
-            layers = 1 if self.recompute and (self.is_block_fused or self.lora) else self.model.n_layer
-            layers = layers if self.shards == 1 else 0  # gathered in half precision
-            matrices = layer_matrices(self.model)
-            yield Piece("parameters", HALF_BYTES * layers * matrices, HALF_BYTES * matrices // 3)
-            if not self.is_fused:
-                yield Piece("parameters", HALF_BYTES * self.table, HALF_BYTES * self.table)
 
     def _activations(self, layers: int) -> Iterator[Piece]:
         """Yield what so many layers keep for the backward pass, at most one where they are recomputed, and the rest."""

@@ -23,8 +23,7 @@ from cairn.storage.logs.log_entry import CheckpointReference, Writer
 from cairn.storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, ReadEvidence
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointRecord, RunState
-from cairn.storage.stores import local_store
-from cairn.storage.stores.codec import stored_value
+from cairn.storage.stores import codec, local_store
 from cairn.storage.stores.object_store import ObjectStore
 
 _PAUSE_SECONDS = 0.5
@@ -56,8 +55,16 @@ def newest_verified(
         known = {record.committed.prefix for record in failed}
         candidates = (item for item in reversed(state.live_checkpoints) if item.is_committed or item.may_be_restored)
         record = next((item for item in candidates if item.committed.prefix not in known), None)
-        if record is None and state.commits:
-            raise _nothing_readable(log, state, sleep)
+        if record is None and state.commits:  # it is advised to start over only where that is possible
+            lost = state.checkpoints[-1]
+            problem = f"run {log.run_id} has committed {state.commits} checkpoints and none can be read; the newest, "
+            problem += f"step {lost.committed.step}, is {lost.state}: {lost.detail}"
+            try:
+                beginning = verified_beginning(log, sleep=sleep)
+            except NothingReadable as error:
+                raise NothingReadable(f"{problem}; {error}") from error
+            over = f"start over at step {beginning.step if beginning else 0} with `cairn train --start-over`"
+            raise NothingReadable(f"{problem}. {_ELSEWHERE}, or {over}")
         if record is None:
             return verified_beginning(log, sleep=sleep)
         committed, reads = record.committed, READ_TRIES if record.is_committed else 1
@@ -182,19 +189,6 @@ def verified_beginning(log: RunLog, *, sleep: Callable[[float], None]) -> Checkp
     return state.beginning
 
 
-def _nothing_readable(log: RunLog, state: RunState, sleep: Callable[[float], None]) -> NothingReadable:
-    """Return the error of a run whose commits cannot be read; it advises to start over only where that is possible."""
-    lost = state.checkpoints[-1]
-    problem = f"run {log.run_id} has committed {state.commits} checkpoints and none can be read; the newest, step"
-    problem = f"{problem} {lost.committed.step}, is {lost.state}: {lost.detail}"
-    try:
-        beginning = verified_beginning(log, sleep=sleep)
-    except NothingReadable as error:
-        return NothingReadable(f"{problem}; {error}")
-    step = beginning.step if beginning else 0
-    return NothingReadable(f"{problem}. {_ELSEWHERE}, or start over at step {step} with `cairn train --start-over`")
-
-
 def open_fork(parent: RunLog, body: run_entries.RunOpened, pin: CheckpointPinned, *, writer: Writer) -> RunState:
     """Pin the beginning, then open the fork, and return its state, which another process may have opened.
 
@@ -257,5 +251,5 @@ def _judge(pin: CheckpointPinned, state: RunState, *, is_abandoned: bool) -> tup
     if state.finished is not None or state.deleted is not None:
         return True, "needs it no more"
     config = state.attempts[-1].started.config if state.attempts else state.origin.config
-    keep, own = stored_value(config, "checkpoint", "keep_last", int) or 1, len(state.readable)
+    keep, own = codec.stored_value(config, "checkpoint", "keep_last", int) or 1, len(state.readable)
     return own >= keep, f"has {own} of the {keep} checkpoints of its own that it keeps"

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import fold_cache, log_entry, run_log, run_state
-from cairn.storage.stores.codec import decode, encode
-from cairn.storage.stores.object_store import ObjectStore, ask_each
+from cairn.storage.stores import codec, object_store
 
 INDEX_FOLDER = "index/runs"
 RUNS_IN_OBJECT = 500
@@ -44,7 +43,7 @@ class _Stored:
 class RunIndex:
     """The index of one store; nothing is read before `refresh`."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: object_store.ObjectStore) -> None:
         self._store, self._runs, self._turn = store, dict[str, Sketch](), 0
         self._asked, self._listed, self._is_local = frozenset[str](), list[str](), False
         self._logs = dict[str, run_log.RunLog]()
@@ -56,7 +55,7 @@ class RunIndex:
             self._listed = self._store.keys(INDEX_FOLDER)
         for key in self._listed:
             with suppress(StorageError):
-                stored.append(decode(self._store.read(key), _Stored, where=key, hook=fold_cache.decode_history))
+                stored.append(codec.decode(self._store.read(key), _Stored, where=key, hook=fold_cache.decode_history))
         if stored := [part for part in stored if part.version == _VERSION]:
             self._turn = max(part.turn for part in stored)
             self._runs = {run_id: sketch for part in stored for run_id, sketch in part.runs.items()}
@@ -89,7 +88,7 @@ class RunIndex:
             except IntegrityError as error:
                 return unreadable(run_id, str(error))
 
-        found = zip(run_ids, ask_each(self._store, read_one, run_ids), strict=True)
+        found = zip(run_ids, object_store.ask_each(self._store, read_one, run_ids), strict=True)
         return [(run_id, item) for run_id, item in found if item is not None]
 
     def read(self, run_id: str) -> run_log.RunLog:
@@ -133,7 +132,7 @@ class RunIndex:
                 runs = dict(sketches[first : first + RUNS_IN_OBJECT])
                 stored = _Stored(version=_VERSION, turn=self._turn + 1, runs=runs)
                 written.append(f"{INDEX_FOLDER}/{number:05d}.json")
-                self._store.write(written[-1], encode(stored, hook=fold_cache.encode_history))
+                self._store.write(written[-1], codec.encode(stored, hook=fold_cache.encode_history))
             for key in set(self._listed) - set(written):
                 self._store.delete(key)
 
@@ -148,7 +147,7 @@ class RunIndex:
         return sizes[0] is not None and sizes[1] is None
 
 
-def list_run_ids(store: ObjectStore) -> list[str]:
+def list_run_ids(store: object_store.ObjectStore) -> list[str]:
     """Return the ids of the store's runs, sorted."""
 
     def has_log(run_id: str) -> bool:
@@ -158,7 +157,7 @@ def list_run_ids(store: ObjectStore) -> list[str]:
         return store.first(folder) is not None
 
     found = list_folders(store)
-    return list(compress(found, ask_each(store, has_log, found)))
+    return list(compress(found, object_store.ask_each(store, has_log, found)))
 
 
 def is_empty(log: run_log.RunLog) -> bool:
@@ -168,7 +167,7 @@ def is_empty(log: run_log.RunLog) -> bool:
     return log.head is None or bool(log.state.abandoned_pins)
 
 
-def list_folders(store: ObjectStore) -> list[str]:
+def list_folders(store: object_store.ObjectStore) -> list[str]:
     """Return the names of the run folders, sorted; one may be without a log."""
     return [key.split("/")[1] for key in store.folders("runs") if "@" not in key]  # no run's: another program's
 

@@ -21,8 +21,7 @@ from typing import BinaryIO
 import numpy as np
 
 from cairn.storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreFull, StoreUnavailable
-from cairn.storage.stores import local_disk, object_store
-from cairn.storage.stores.regular_file import NotRegularFile, open_descriptor
+from cairn.storage.stores import local_disk, object_store, regular_file
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Enough for one request to keep a disk busy; a multiple of every disk's block."""
@@ -77,9 +76,9 @@ class LocalStore(object_store.ObjectStore):
     def _reading(self, key: str) -> Iterator[FileIO]:
         path = self.local_path(key)
         try:
-            with os.fdopen(open_descriptor(path), "rb", buffering=0) as file:
+            with os.fdopen(regular_file.open_descriptor(path), "rb", buffering=0) as file:
                 yield file
-        except NotRegularFile as foreign:
+        except regular_file.NotRegularFile as foreign:
             raise IntegrityError(f"{path}: is not a regular file; remove it") from foreign
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
