@@ -118,10 +118,9 @@ def estimate_memory(
     held_out = list(held_out_moments(model, vocab_size, on_cuda=on_cuda, is_masked=training.mask_documents))
     moments = [pieces * workers for pieces in step.moments(sums=min(sums, 1) if shards > 1 else sums)]
     moments += held_out if training.probe_every_steps else []
-    exchanged = 0
-    if place.processes > shards:  # gradients, what is sent of them, and what is received
-        most = min(block_sizes.EXCHANGE_BYTES // FP32_BYTES, trained)
-        exchanged = 3 * FP32_BYTES * max(most, step.trained_table)
+    # Of replicated processes: gradients, what is sent of them, and what is received.
+    exchanged = 3 * FP32_BYTES * max(min(block_sizes.EXCHANGE_BYTES // FP32_BYTES, trained), step.trained_table)
+    exchanged = exchanged if place.processes > shards else 0
     adapted = FP32_BYTES * parameters if training.lora and not on_cuda else 0
     moments.append([Piece("parameters", 2 * adapted, adapted)])  # a start reads the weights beside adapters twice
     if on_cuda and exchanged:  # where the backward pass has left the memory that the exchange takes

@@ -61,7 +61,7 @@ _TOKENS, _SPLIT = (DOCUMENT_SCHEMA.get_field_index(name) for name in ("tokens", 
 class RowWriter:
     """Context manager that writes records as Parquet row groups of one size: equal rows give equal bytes.
 
-    Those of `DOCUMENT_SCHEMA` are the document index: they must come in the token order of each split.
+    Rows of `DOCUMENT_SCHEMA`, the document index, must come in the token order of each split.
     """
 
     def __init__(self, path: Path, schema: pa.Schema = DOCUMENT_SCHEMA) -> None:

@@ -68,6 +68,7 @@ class CloudStore(ranged_store.RangedStore):
 
     @property
     def url(self) -> str:
+        """The store's URL, without credentials."""
         return f"{self._root}/{self._below}".rstrip("/")
 
     def read(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES) -> bytes:
@@ -136,6 +137,7 @@ class CloudStore(ranged_store.RangedStore):
         return dict(sorted((key, size) for key, size in sizes if is_key(key)))
 
     def folders(self, prefix: str) -> list[str]:
+        """Return the folders directly below the folder `prefix`, sorted; their objects are not listed."""
         folder = self._name(prefix)
         found = self._call("list", folder, lambda: self._library.list_with_delimiter(self._small, folder))
         return sorted(filter(is_key, (self._key(name.rstrip("/")) for name in found["common_prefixes"])))
@@ -152,6 +154,7 @@ class CloudStore(ranged_store.RangedStore):
         return self._call("list", folder, find_first)
 
     def size(self, key: str) -> int | None:
+        """Return the object's size in bytes, or None if it is absent."""
         with suppress(ObjectMissing):
             return int(self._head(key)["size"])
         return None

@@ -1,4 +1,4 @@
-"""What stores in a bucket share: names below a prefix, and large objects read by ranges, a few ahead of the reader."""
+"""The common part of stores in a bucket: names below a prefix, and large objects read by ranges, a few ahead."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -8,9 +8,11 @@ import asyncio
 import os
 import ssl
 import threading
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreFull, StoreRefused, StoreUnavailable
@@ -18,36 +20,8 @@ from cairn.storage.stores import object_store, redaction
 from cairn.storage.stores.ranged_store import Fetched
 
 T = TypeVar("T")
-_ADVICE = {
-    "create the bucket, or name another one in --store": "NoSuchBucket",
-    "correct the bucket's name in --store": "InvalidBucketName ParamValidationError",
-    "allow these credentials s3:GetObject, PutObject, DeleteObject, ListBucket, AbortMultipartUpload, "
-    "ListBucketMultipartUploads and ListMultipartUploadParts here, or use others": (
-        "AccessDenied AllAccessDisabled 403 Forbidden"
-    ),
-    "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE and AWS_ENDPOINT_URL": (
-        "InvalidAccessKeyId SignatureDoesNotMatch"
-    ),
-    "the credentials have expired or are not valid here: renew them and run the same command again": (
-        "ExpiredToken InvalidToken TokenRefreshRequired CredentialRetrievalError TokenRetrievalError "
-        "UnauthorizedSSOTokenError SSOTokenLoadError"
-    ),
-    "set this machine's clock": "RequestTimeTooSkewed",
-    "set AWS_REGION to the bucket's region": (
-        "PermanentRedirect 301 AuthorizationHeaderMalformed IllegalLocationConstraintException InvalidRegionError"
-    ),
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE": "NoCredentialsError PartialCredentialsError",
-    "correct AWS_PROFILE, or unset it": "ProfileNotFound",
-    "correct the AWS configuration file": "ConfigParseError",
-    "this server cannot do what the store needs: choose another one": "NotImplemented 501",
-    "correct AWS_ENDPOINT_URL: it must be http(s)" + "://host[:port]": "InvalidEndpoint EndpointResolutionError",
-}
-_REFUSED = {code: advice for advice, codes in _ADVICE.items() for code in codes.split()}
-_FULL = (
-    *("QuotaExceeded", "StorageQuotaExceeded", "InsufficientStorage", "InsufficientCapacity", "507"),
-    *("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "EDQUOT", "ENOSPC"),
-)
-"""Codes for a full bucket, user or disk: of Ceph, MinIO and servers on top of a file system; 507 without a body."""
+_ERRORS = tomllib.loads(Path(__file__).with_name("s3_errors.toml").read_text(encoding="utf-8"))
+_REFUSED = {code: advice for advice, codes in _ERRORS["refused"].items() for code in codes.split()}
 _BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CONNECTIONS = 32
 ANSWER_SECONDS, SILENCE_SECONDS = 10.0, 60.0
@@ -70,7 +44,7 @@ def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
     silence = "no answer in time" if isinstance(error, TimeoutError) else "no message"
     message = " ".join(str(error).split()) or silence
     problem = redaction.redact(f"{where}: cannot {action}: {code}: {message}")
-    if code in _FULL:
+    if code in _ERRORS["full"]["codes"].split():
         return StoreFull(f"{problem} (the store or its quota is full; free space and run the same command again)")
     if (bundle := next(filter(os.environ.get, _BUNDLES), "")) and code in ("HTTPClientError", "SSLError"):
         cause = getattr(error, "kwargs", {}).get("error")

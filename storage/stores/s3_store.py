@@ -48,6 +48,7 @@ class S3Store(ranged_store.RangedStore):
 
     @property
     def url(self) -> str:
+        """The store's URL, without credentials."""
         return f"s3://{self._bucket.name}/{self._below}".rstrip("/")
 
     def read(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES) -> bytes:
@@ -85,6 +86,7 @@ class S3Store(ranged_store.RangedStore):
         return dict(sorted((key, item["Size"]) for key, item in self._objects(prefix)))
 
     def folders(self, prefix: str) -> list[str]:
+        """Return the folders directly below the folder `prefix`, sorted; their objects are not listed."""
         asked = {"Prefix": self._name(prefix) + "/", "MaxKeys": PAGE_KEYS, "Delimiter": "/"}
         pages = self._pages("list_objects_v2", asked)
         found = [folder["Prefix"] for page in pages for folder in page.get("CommonPrefixes", ())]
@@ -95,6 +97,7 @@ class S3Store(ranged_store.RangedStore):
         return next((key for key, _ in self._objects(prefix, first_page={"MaxKeys": 1}, Delimiter="/")), None)
 
     def size(self, key: str) -> int | None:
+        """Return the object's size in bytes, or None if it is absent."""
         with suppress(ObjectMissing):
             return int(self._request("stat", "head_object", Key=self._name(key))["ContentLength"])
         return None
