@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Encoding, Regex, decoders, models, pre_tokeni
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
-from cairn.model.data.tokenizer_file import added_tokens_of, without_token
+from cairn.model.data.tokenizer_file import KNOWN, added_tokens_of, load_again, without_token
 from cairn.model.errors import InvalidInput
 
 FlatIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -32,20 +32,7 @@ _EVERY_BYTE = "".join(
 )
 """Characters whose UTF-8 has every byte that UTF-8 can have."""
 _LONGEST_PRETOKEN, _SHOWN_TOKENS = 1024, 12
-_CONSTRUCTS = (
-    "Don't we'll they've I'm you're it's DON'T WE'LL x'y 'tis",
-    "  two   three    four\t\ttabs\n\nlines\r\n\r\n  indented\n \n\t\n end  ",
-    "3 31 314 3141 31415 3,141.59 1e-9 0x1F ½ ² ٣٤ 五 Ⅷ 1st a1b22c333",
-    "e\u0301 é ñ n\u0303 ﬁ ﬃ Å A\u030a ﷺ \u200d\u200b\ufeff \u00a0\u2003\u3000",
-    "日本語のテキスト 한국어 ภาษาไทย हिन्दी עברית العربية русский",
-    "👩‍👩‍👧‍👦 👍🏽 🇩🇪 😀😀 \U0001f9d1\U0001f3fb",
-    "<|endoftext|> <s></s> [CLS][SEP][MASK] <unk> <pad> ▁▁ ## ##ing Ġ Ċ",
-    "a" * 300,
-    "_" * 70 + "=" * 70 + " " * 70 + "\n" * 40,
-    "if(x==y){return x->z[0]+'\\n';}//comment #define ::std && || !=",
-    "\x00\x01\x7f\x85\u2028\u2029\x1c\x1d",
-    "",
-)
+_CONSTRUCTS = (*KNOWN["constructs"], "a" * 300, "_" * 70 + "=" * 70 + " " * 70 + "\n" * 40)
 _CHARACTERS_PER_TEXT = 256
 _SURROUNDINGS = ("{0}", "a {0} b", "a{0}b", "\n{0}\n", "{0}{0}")
 
@@ -164,7 +151,7 @@ class Tokenizer:
     @functools.cached_property
     def _inner(self) -> _Tokenizer:
         """The reference, loaded again where it is needed after all."""
-        inner = _Tokenizer.from_str(self.json)
+        inner = load_again(self.json)
         inner.encode_special_tokens = True
         return inner
 
@@ -191,7 +178,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _spelling(self) -> _Tokenizer:
-        return _Tokenizer.from_str(self.json)
+        return load_again(self.json)
 
     def encode_spelled(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode texts in which special tokens stand for themselves, with the characters that each token is of."""
@@ -317,7 +304,9 @@ def choose_encoder(
             fast = start(document)
             stack.callback(fast.close)
             added = [f"a {token}b{token}" for token in added_tokens_of(document)]
-            for texts in itertools.chain([_CONSTRUCTS, added], _every_character(), [tuple(sample)]):
+            for texts in itertools.chain(
+                [_CONSTRUCTS, added], _every_character(), [tuple(sample)]
+            ):
                 (ids, lengths), (expected, counts) = fast.encode_flat(texts), reference(texts)
                 if not (np.array_equal(ids, expected) and np.array_equal(lengths, counts)):
                     return None

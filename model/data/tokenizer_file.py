@@ -7,7 +7,9 @@ Source: the serialized form of Hugging Face's `tokenizers`.
 import itertools
 import re
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,20 +29,7 @@ _AFFIXES = ("prepend", "prefix", "replacement", "continuing_subword_prefix", "en
 _COUNTS = ("start", "stop", "max_input_chars_per_word")
 _REPEATABLE = frozenset({"Split", "Split by regex", "Strip", "Replace"})
 _MODELS = frozenset({"BPE", "Unigram", "WordPiece", "WordLevel"})
-_PARTS: Mapping[str, tuple[str, str]] = {
-    "normalizer": (
-        "normalizers",
-        "NFC NFD NFKC NFKD Lowercase StripAccents Strip Nmt Prepend Replace BertNormalizer ByteLevel",
-    ),
-    "pre_tokenizer": (
-        "pretokenizers",
-        "ByteLevel Metaspace Split Digits Punctuation Whitespace WhitespaceSplit BertPreTokenizer CharDelimiterSplit "
-        "UnicodeScripts",
-    ),
-    "post_processor": ("processors", "ByteLevel TemplateProcessing RobertaProcessing BertProcessing"),
-    "decoder": ("decoders", "ByteLevel Metaspace WordPiece BPEDecoder Replace ByteFallback Fuse Strip"),
-}
-"""Each part of a file: the field that lists a Sequence's members, and the components that are known."""
+KNOWN: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("tokenizers.toml").read_text(encoding="utf-8"))
 _ATOM = re.compile(r"\\[xpP]\{[^}]*\}|\\[^1-9gk]|\[\^?\]?(?:\\.|[^\[\]\\]|\[(?:\\.|[^\]\\])*\])*\]", re.S)
 _GROUP = re.compile(r"\((?:\?[a-z-]*[:=!>])?([^()]*)\)([*+{])?")
 _FLEXIBLE = re.compile(r"[*+?|]|\{\d*,")
@@ -75,14 +64,19 @@ def load_tokenizer(text: str) -> Tokenizer:
         if not isinstance(model, dict) or not isinstance(model.get("vocab"), (dict, list)):
             raise _refused("it has no model with a vocabulary", "an object with both")
         _check_vocabulary(document, document["model"], document.get("added_tokens") or [])
-        for part, (members, known) in _PARTS.items():
-            _check_part(part, document.get(part), members, known.split())
+        for part, known in KNOWN["parts"].items():
+            _check_part(part, document.get(part), known["members"], known["known"])
         # The library reads what was checked, not the text: two parsers may see different documents in one text.
         return Tokenizer.from_str(msgspec.json.encode(document).decode())
     except (InvalidInput, KeyboardInterrupt, MemoryError, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that
         raise InvalidInput(f"not a tokenizer.json the tokenizers library can read: {error}") from error
+
+
+def load_again(text: str) -> Tokenizer:
+    """Return the tokenizer of a document that a loaded one has given."""
+    return Tokenizer.from_str(text)
 
 
 def without_token(tokenizer: Tokenizer, token: str, *, unknown: bool = False) -> Tokenizer:
