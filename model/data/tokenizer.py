@@ -304,9 +304,7 @@ def choose_encoder(
             fast = start(document)
             stack.callback(fast.close)
             added = [f"a {token}b{token}" for token in added_tokens_of(document)]
-            for texts in itertools.chain(
-                [_CONSTRUCTS, added], _every_character(), [tuple(sample)]
-            ):
+            for texts in itertools.chain([_CONSTRUCTS, added], _every_character(), [tuple(sample)]):
                 (ids, lengths), (expected, counts) = fast.encode_flat(texts), reference(texts)
                 if not (np.array_equal(ids, expected) and np.array_equal(lengths, counts)):
                     return None

@@ -28,15 +28,6 @@ library's retries.
 _CONCURRENT_PARTS = 3
 _TOKEN = "cairn_write"
 _ENDPOINTS = ("GOOGLE_BASE_URL", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
-_IDENTITY = {
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or use a machine with a service account",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY or a client's secret, "
-    "or use a machine with an identity",
-}
-_ALLOW = {
-    "gs": "allow this account storage.objects.create, get, list and delete here, or use another",
-    "az": "give this account the role Storage Blob Data Contributor here, or use another",
-}
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _FULL = re.compile(r"status code: 507|QuotaExceeded|InsufficientStorage")
 _BEYOND = re.compile(r"status code: 416|Wanted range starting at")
@@ -56,7 +47,7 @@ class CloudStore(ranged_store.RangedStore):
         self, cloud: Literal["gs", "az"], bucket: str, prefix: str = "", *, retry_policy: RetryPolicy = _RETRY_POLICY
     ) -> None:
         """Prepare the clients; the first request looks for credentials. Raises StoreRefused without the library."""
-        self._cloud, self._root, self._retry_policy = cloud, f"{cloud}://{bucket}", retry_policy
+        self._root, self._retry_policy, self._advice = f"{cloud}://{bucket}", retry_policy, object_store.ADVICE[cloud]
         self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         if find_spec("obstore") is None:
             raise StoreRefused(f"store {self._root}: needs what the extra 'clouds' of cairn-train installs")
@@ -237,10 +228,10 @@ class CloudStore(ranged_store.RangedStore):
             if isinstance(error, errors.NotFoundError | FileNotFoundError):
                 raise ObjectMissing(f"{where}: no such object") from error
             if isinstance(error, errors.PermissionDeniedError | PermissionError):
-                raise StoreRefused(f"{problem}; {_ALLOW[self._cloud]}") from error
+                raise StoreRefused(f"{problem}; {self._advice['allow']}") from error
             if action == "open" or isinstance(error, errors.UnauthenticatedError):
-                raise StoreRefused(f"{problem}; {_IDENTITY[self._cloud]}") from error
-            advice = f"; {_IDENTITY[self._cloud]}" if _NO_TOKEN.search(whole) else ""
+                raise StoreRefused(f"{problem}; {self._advice['identity']}") from error
+            advice = f"; {self._advice['identity']}" if _NO_TOKEN.search(whole) else ""
             raise StoreUnavailable(f"{problem}{advice}") from error
 
 

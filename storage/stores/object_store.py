@@ -8,8 +8,9 @@ import hashlib
 import random
 import re
 import time
+import tomllib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from cairn.storage.stores.regular_file import open_file
 P = ParamSpec("P")
 T = TypeVar("T")
 Item = TypeVar("Item")
+ADVICE: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("advice.toml").read_text("utf-8"))
+"""Texts for errors that a retry cannot mend, by kind of store and the store's own words."""
 _ASKED_AT_ONCE = 32
 NAME_RULE = "letters, digits and _ . = + -, beginning with a letter, a digit or _"
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")

@@ -8,11 +8,9 @@ import asyncio
 import os
 import ssl
 import threading
-import tomllib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreFull, StoreRefused, StoreUnavailable
@@ -20,8 +18,7 @@ from cairn.storage.stores import object_store, redaction
 from cairn.storage.stores.ranged_store import Fetched
 
 T = TypeVar("T")
-_ERRORS = tomllib.loads(Path(__file__).with_name("s3_errors.toml").read_text(encoding="utf-8"))
-_REFUSED = {code: advice for advice, codes in _ERRORS["refused"].items() for code in codes.split()}
+_REFUSED = {code: advice for advice, codes in object_store.ADVICE["s3_refused"].items() for code in codes.split()}
 _BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CONNECTIONS = 32
 ANSWER_SECONDS, SILENCE_SECONDS = 10.0, 60.0
@@ -44,7 +41,7 @@ def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
     silence = "no answer in time" if isinstance(error, TimeoutError) else "no message"
     message = " ".join(str(error).split()) or silence
     problem = redaction.redact(f"{where}: cannot {action}: {code}: {message}")
-    if code in _ERRORS["full"]["codes"].split():
+    if code in object_store.ADVICE["s3_full"]["codes"].split():
         return StoreFull(f"{problem} (the store or its quota is full; free space and run the same command again)")
     if (bundle := next(filter(os.environ.get, _BUNDLES), "")) and code in ("HTTPClientError", "SSLError"):
         cause = getattr(error, "kwargs", {}).get("error")
