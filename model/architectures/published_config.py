@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from cairn.model.configuration.network import Family, ModelConfig, Positive, family_of
+from cairn.model.configuration.network import LLAMA, Family, ModelConfig, Positive, family_of
 from cairn.model.errors import InvalidInput
 
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
@@ -24,17 +24,6 @@ _Layers = Annotated[int, Field(gt=0, le=4096)]
 _MOST_POSITIONS = 1024
 """The block_size of a run that names none: published networks have room for texts that few machines can train on."""
 _GPT2_KEYS = {**{key: key for key in ("n_layer", "n_head", "n_embd", "n_inner")}, "layer_norm_epsilon": "norm_epsilon"}
-_LLAMA_KEYS = {
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "num_key_value_heads": "n_kv_head",
-    "head_dim": "head_size",
-    "hidden_size": "n_embd",
-    "intermediate_size": "n_inner",
-    "rms_norm_eps": "norm_epsilon",
-    "rope_theta": "rotary_base",
-    "tie_word_embeddings": "tied",
-}
 """The keys of [model] by their names in a `config.json`."""
 
 
@@ -157,7 +146,7 @@ class LlamaConfig(_Config):
     def settings(self) -> Mapping[str, Any]:
         """Return the keys of [model] that these weights need, with their values."""
         default_head = 128 if self.model_type == "qwen3" else self.hidden_size // self.num_attention_heads
-        named = {ours: getattr(self, theirs) for theirs, ours in _LLAMA_KEYS.items()}
+        named = {ours: getattr(self, theirs) for theirs, ours in LLAMA["keys"].items()}
         return named | {
             "n_kv_head": self.num_key_value_heads or self.num_attention_heads,
             "head_size": self.head_dim or default_head,
@@ -233,7 +222,7 @@ def document_of(model: ModelConfig, *, ids: int, end_of_text_id: int, begun_from
 def config_of(model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> HuggingFaceConfig:
     """Make the `config.json` of a network; raises InvalidInput where `transformers` has no such network."""
     family = require_family(model)
-    names = _GPT2_KEYS if family == "gpt2" else _LLAMA_KEYS
+    names = _GPT2_KEYS if family == "gpt2" else LLAMA["keys"]
     values: dict[str, Any] = {theirs: getattr(model, ours) for theirs, ours in names.items()}
     values |= {"vocab_size": model.rows(vocab_size), "bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id}
     if family == "gpt2":

@@ -8,9 +8,11 @@ models/qwen3.
 
 import math
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -195,19 +197,8 @@ Kind = Literal["embedding", "positions", "ngrams", "head", "matrix", "gain", "bi
 INITIAL_STD = 0.02
 WIDENED = {"gelu": 1, "relu2": 1, "swiglu": 2}
 """How many matrices widen in a feed-forward part: a gated one has two."""
-_LLAMA_NAMES = {
-    "wte": ("model.embed_tokens",),
-    "ln_1": ("input_layernorm",),
-    "attn.c_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attn.q_norm": ("self_attn.q_norm",),
-    "attn.k_norm": ("self_attn.k_norm",),
-    "attn.c_proj": ("self_attn.o_proj",),
-    "ln_2": ("post_attention_layernorm",),
-    "mlp.c_fc": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.c_proj": ("mlp.down_proj",),
-    "ln_f": ("model.norm",),
-    "lm_head": ("lm_head",),
-}
+LLAMA = tomllib.loads(Path(__file__).with_name("llama.toml").read_text(encoding="utf-8"))
+"""The keys and modules of Llama and Qwen3 in `transformers`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,7 +264,7 @@ def parameter_table(model: ModelConfig, vocab_size: int) -> tuple[Parameter, ...
             if module.startswith("h."):
                 _, layer, module = module.split(".", 2)
                 prefix = f"model.layers.{layer}."
-            theirs = tuple(f"{prefix}{part}.{leaf}" for part in _LLAMA_NAMES[module])
+            theirs = tuple(f"{prefix}{part}.{leaf}" for part in LLAMA["modules"][module])
         shape, constant = (sum(rows), columns) if columns else (sum(rows),), 1.0 if kind == "gain" else 0.0
         turns = family == "gpt2" and kind == "matrix"
         row = Parameter(
