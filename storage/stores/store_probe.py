@@ -53,13 +53,20 @@ def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> st
             raise _unsound(store, "an object is not there, or is another one, after it was written")
     earlier, later = f"{folder}/1", f"{folder}/2"
     with _delete_afterwards(store, earlier, later):
-        _check_new(store, later)
-        with suppress(StoreUnavailable):
-            if store.create(later, b"second") or _read(store, later) != b"first":
-                raise _unsound(store, f"{_second_succeeded(store)}, {_NOT_ATOMIC}")
-        _check_first(store, folder, later)
-        _check_new(store, earlier)
-        _check_first(store, folder, earlier)
+        for key in (later, earlier):
+            try:
+                store.create(key, b"first")
+            except StoreUnavailable:
+                if _read(store, key) is None:
+                    raise
+            if _read(store, key) != b"first":
+                raise _unsound(store, "an object is not there, or is another one, right after it was created")
+            with suppress(StoreUnavailable):
+                if key == later and (store.create(key, b"second") or _read(store, key) != b"first"):
+                    raise _unsound(store, f"{_second_succeeded(store)}, {_NOT_ATOMIC}")
+            if (found := store.first(folder)) != key:
+                problem = f"lists names out of order or not fresh: the first in {folder} is {found}, must be {key}"
+                raise _unsound(store, problem)
         try:
             store.delete(earlier)
         except StoreUnavailable as refused:
@@ -137,22 +144,6 @@ class _Steps:
                 self._left -= 1
                 self._barrier.reset()
         return self._wait
-
-
-def _check_new(store: ObjectStore, key: str) -> None:
-    try:
-        store.create(key, b"first")
-    except StoreUnavailable:
-        if _read(store, key) is None:
-            raise
-    if _read(store, key) != b"first":
-        raise _unsound(store, "an object is not there, or is another one, right after it was created")
-
-
-def _check_first(store: ObjectStore, folder: str, expected: str) -> None:
-    if (found := store.first(folder)) != expected:
-        problem = f"lists names out of order or not fresh: the first in {folder} is {found}, must be {expected}"
-        raise _unsound(store, problem)
 
 
 def _read(store: ObjectStore, key: str) -> bytes | None:
