@@ -137,9 +137,8 @@ class DataConfig(Section, use_attribute_docstrings=True):
             raise ValueError(f"end_of_text: {self.tokenizer} has its own end of text; leave it out")
         if self.val_sources and self.split != "auto":
             raise ValueError(f"val_sources: decide what is held out; leave out split = {self.split!r}")
-        if self.loss_on and (
-            built_in := [name for name in (*self.sources, *self.val_sources) if name[:7] == "python:"]
-        ):
+        built_in = [name for name in (*self.sources, *self.val_sources) if name.startswith("python:")]
+        if self.loss_on and built_in:
             raise ValueError(f"loss_on: {built_in[0]!r} holds no conversations; name files of JSON or Parquet")
         if unread := [name for name in ("text_field", "max_document_bytes") if self.loss_on and name in self.changed]:
             raise ValueError(f"{unread[0]}: has no effect on conversations; leave it out, or loss_on")

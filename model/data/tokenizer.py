@@ -27,9 +27,8 @@ from cairn.model.errors import InvalidInput
 FlatIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-_EVERY_BYTE = "".join(
-    map(chr, [*range(256), *range(256, 0x800, 64), *range(0x800, 0xD800, 0x1000), *range(0xE000, 0x110000, 0x1000)])
-)
+_CODES = (*range(256), *range(256, 0x800, 64), *range(0x800, 0xD800, 0x1000), *range(0xE000, 0x110000, 0x1000))
+_EVERY_BYTE = "".join(map(chr, _CODES))
 """Characters whose UTF-8 has every byte that UTF-8 can have."""
 _LONGEST_PRETOKEN, _SHOWN_TOKENS = 1024, 12
 _CONSTRUCTS = (*KNOWN["constructs"], "a" * 300, "_" * 70 + "=" * 70 + " " * 70 + "\n" * 40)
@@ -321,7 +320,5 @@ def _every_character() -> Iterator[tuple[str, ...]]:
     assigned = (chr(code) for code in range(1, 0x110000) if unicodedata.category(chr(code)) not in ("Cn", "Cs", "Co"))
     while characters := tuple(itertools.islice(assigned, 64 * _CHARACTERS_PER_TEXT)):
         parts = [f"x{character} {character}{character}1" for character in characters]
-        yield tuple(
-            " ".join(parts[first : first + _CHARACTERS_PER_TEXT])
-            for first in range(0, len(parts), _CHARACTERS_PER_TEXT)
-        )
+        starts = range(0, len(parts), _CHARACTERS_PER_TEXT)
+        yield tuple(" ".join(parts[start : start + _CHARACTERS_PER_TEXT]) for start in starts)

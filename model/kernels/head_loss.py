@@ -51,10 +51,9 @@ def window_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     rows = max(1, HELD_OUT_CHUNK_BYTES // (4 * len(weight)))
     losses = torch.empty(len(flat), dtype=torch.float32, device=hidden.device)
     for begin in range(0, len(flat), rows):
-        logits = F.linear(flat[begin : begin + rows], weight).float()  # (r, C) x (C, V) -> (r, V)
-        losses[begin : begin + rows] = F.cross_entropy(
-            logits, ids[begin : begin + rows], ignore_index=-1, reduction="none"
-        )
+        part = slice(begin, begin + rows)
+        logits = F.linear(flat[part], weight).float()  # (r, C) x (C, V) -> (r, V)
+        losses[part] = F.cross_entropy(logits, ids[part], ignore_index=-1, reduction="none")
     return losses.view(targets.shape).double().mean(dim=1)
 
 
@@ -199,9 +198,8 @@ class _PaddedHeadLoss(torch.autograd.Function):
                 loss += losses.masked_fill(left_out, 0.0).sum()
                 grad_hidden[begin : begin + rows] = (grad_logits @ table).masked_fill_(left_out[:, None], 0.0)  # (r, C)
                 if grad_weight is not None:
-                    grad_weight += grad_logits.mT @ chunk.masked_fill(
-                        left_out[:, None], 0.0
-                    )  # (V', r) x (r, C) -> (V', C)
+                    counted = chunk.masked_fill(left_out[:, None], 0.0)
+                    grad_weight += grad_logits.mT @ counted  # (V', r) x (r, C) -> (V', C)
         context.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight[:vocab_size])
         return loss / len(hidden)
 

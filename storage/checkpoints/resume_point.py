@@ -97,7 +97,7 @@ def collect_evidence(
     The objects in `suspects` are read first. After a failed read the log is read: if that fails too, the store is
     unavailable and its error is raised.
     """
-    damaged, host = tuple[ObjectDamaged, ...](), socket.gethostname()
+    damaged: tuple[ObjectDamaged, ...] = ()
     for number in range(policy.tries):
         if number:
             policy.sleep(_PAUSE_SECONDS * 2**number)
@@ -109,10 +109,8 @@ def collect_evidence(
             return ()
         suspects = tuple(item.key for item in damaged)
         log.refresh()
-    return tuple(
-        ReadEvidence(key=item.key, expected=item.expected, found=item.found, reads=policy.tries, host=host)
-        for item in damaged
-    )
+    evidence = partial(ReadEvidence, reads=policy.tries, host=socket.gethostname())
+    return tuple(evidence(key=item.key, expected=item.expected, found=item.found) for item in damaged)
 
 
 def quarantine_checkpoint(

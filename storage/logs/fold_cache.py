@@ -215,9 +215,8 @@ class LogFold(Generic[S]):
                 self._write_part(part)
         data = encode(state, hook=encode_history)
         if len(data) <= MAX_DOCUMENT_BYTES:
-            label = _Label(
-                version=FOLD_VERSION, seq=head.entry.seq, entry_sha256=head.sha256, state_sha256=sha256(data)
-            )
+            seq, digest = head.entry.seq, sha256(data)
+            label = _Label(version=FOLD_VERSION, seq=seq, entry_sha256=head.sha256, state_sha256=digest)
             self._log.store.write(self.fold_key, encode(label).replace(b"\n", b"") + b"\n" + data)
 
     def read_fold(self) -> tuple[ReadEntry, S] | None:

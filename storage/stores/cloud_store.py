@@ -240,11 +240,7 @@ def _client(cloud: Literal["gs", "az"], bucket: str, *, seconds: int, tries: int
 
     is_plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
     emulated = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
-    options = {
-        "timeout": timedelta(seconds=seconds),
-        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-        "allow_http": is_plain or emulated,
-    }
+    limits = {"timeout": timedelta(seconds=seconds), "connect_timeout": timedelta(seconds=_CONNECT_SECONDS)}
     retries = {"max_retries": tries - 1, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
     kind: Any = GCSStore if cloud == "gs" else AzureStore
-    return kind(bucket, client_options=options, retry_config=retries)
+    return kind(bucket, client_options={**limits, "allow_http": is_plain or emulated}, retry_config=retries)

@@ -37,9 +37,8 @@ def link(file: Path, name: Path) -> None:
         if rename_to_new(file, name):
             return
         problem = "this file system makes no hard links, which the log needs, and no renames that spare a taken name"
-        raise StoreRefused(
-            f"file://{name}: {error} ({problem}; choose another --store, such as a local disk)"
-        ) from error
+        why = f"{error} ({problem}; choose another --store, such as a local disk)"
+        raise StoreRefused(f"file://{name}: {why}") from error
 
 
 def rename_to_new(file: Path, name: Path) -> bool:

@@ -27,6 +27,7 @@ BLOCK_BYTES = 4 * 1024 * 1024
 """Enough for one request to keep a disk busy; a multiple of every disk's block."""
 _ALONE_BYTES = 1024 * 1024
 """Smaller chunks are gathered: a request costs more than copying them."""
+_ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
 def forget_cached_bytes(path: Path) -> None:
@@ -80,7 +81,7 @@ class LocalStore(object_store.ObjectStore):
                 yield file
         except regular_file.NotRegularFile as foreign:
             raise IntegrityError(f"{path}: is not a regular file; remove it") from foreign
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
+        except (*_ABSENT, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
         except OSError as error:
             raise local_disk.store_error(error, f"{self.url}/{key}: cannot read") from error
@@ -132,9 +133,8 @@ class LocalStore(object_store.ObjectStore):
         return size_bytes
 
     def keys(self, prefix: str) -> list[str]:
-        return sorted(
-            f"{folder}/{name}" for folder, names in self._walk(prefix) for name in names if object_store.is_key(name)
-        )
+        found = ((folder, name) for folder, names in self._walk(prefix) for name in names)
+        return sorted(f"{folder}/{name}" for folder, name in found if object_store.is_key(name))
 
     def folders(self, prefix: str) -> list[str]:
         return sorted(f"{prefix}/{entry.name}" for entry in self._scan(prefix) if entry.is_dir())
@@ -144,17 +144,14 @@ class LocalStore(object_store.ObjectStore):
         return f"{prefix}/{min(names)}" if names else None
 
     def size(self, key: str) -> int | None:
-        with (
-            local_disk.convert_errors(f"{self.url}/{key}: cannot stat"),
-            suppress(FileNotFoundError, NotADirectoryError),
-        ):
+        with local_disk.convert_errors(f"{self.url}/{key}: cannot stat"), suppress(*_ABSENT):
             found = self.local_path(key).stat()
             return found.st_size if stat.S_ISREG(found.st_mode) else None
         return None
 
     def age_seconds(self, key: str) -> float | None:
         """Return the seconds between the object's time and that of a file made now beside it, on one server's clock."""
-        with suppress(FileNotFoundError, NotADirectoryError, StoreUnavailable):
+        with suppress(*_ABSENT, StoreUnavailable):
             written = self.local_path(key).stat().st_mtime
             with self._temporary_file(self._writable_path(key)) as (file, _):
                 return os.fstat(file.fileno()).st_mtime - written
@@ -203,18 +200,14 @@ class LocalStore(object_store.ObjectStore):
 
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
         path, problem = self.local_path(prefix), f"{self.url}/{prefix}: cannot list"
-        with (
-            local_disk.convert_errors(problem),
-            suppress(FileNotFoundError, NotADirectoryError),
-            os.scandir(path) as entries,
-        ):
+        with local_disk.convert_errors(problem), suppress(*_ABSENT), os.scandir(path) as entries:
             return [entry for entry in entries if object_store.is_key(entry.name)]
         return []
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, list[str]]]:
         def refuse(error: OSError) -> None:
             # An absent folder holds nothing; one that cannot be listed could hold anything.
-            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            if not isinstance(error, _ABSENT):
                 raise local_disk.store_error(error, f"{self.url}: cannot list {error.filename}") from error
 
         for folder, folders, names in os.walk(self.local_path(prefix), onerror=refuse):
@@ -229,12 +222,9 @@ class LocalStore(object_store.ObjectStore):
 
     @contextmanager
     def _temporary_file(self, path: Path, is_full: bool = False) -> Iterator[tuple[BinaryIO, Path]]:
-        temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+        temporary, problem = path.parent / f".{path.name}.{uuid.uuid4().hex}", f"{self.url}: cannot write {path.name}"
         try:
-            with (
-                local_disk.convert_errors(f"{self.url}: cannot write {path.name}"),
-                self._open_temporary(temporary, is_full) as file,
-            ):
+            with local_disk.convert_errors(problem), self._open_temporary(temporary, is_full) as file:
                 yield file, temporary
         finally:
             with suppress(OSError):
