@@ -39,6 +39,16 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def ruled(default: Any, rule: str) -> Any:
+    """Make a field whose rule is said in words."""
+    return Field(default, json_schema_extra={"rule": rule})
+
+
+def computed(default: Callable[[Mapping[str, Any]], Any], rule: str) -> Any:
+    """Make a field whose default is computed from those before it, which is said in words."""
+    return Field(default_factory=default, json_schema_extra={"default_rule": rule})
+
+
 def _preset(name: str) -> Any:
     """Make a field whose default is the architecture's."""
 
@@ -48,19 +58,19 @@ def _preset(name: str) -> Any:
     values = {kind: preset[name] for kind, preset in _PRESETS.items()}
     words = {kind: str(value).lower() if isinstance(value, bool) else value for kind, value in values.items()}
     rule = ", ".join(f"{kind}: {word}" for kind, word in words.items())
-    return Field(default_factory=default, json_schema_extra={"default_rule": rule})
+    return computed(default, rule)
 
 
 def _derived(default: Callable[[Mapping[str, Any]], int], rule: str) -> Any:
     """Make a field whose default is computed from those before it; 1 where one of these was refused."""
 
-    def computed(data: Mapping[str, Any]) -> int:
+    def derive(data: Mapping[str, Any]) -> int:
         try:
             return max(1, default(data))
         except KeyError:
             return 1
 
-    return Field(default_factory=computed, json_schema_extra={"default_rule": rule})
+    return computed(derive, rule)
 
 
 Digest = Annotated[
@@ -108,8 +118,8 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     """how a token's place is encoded: a learned table, or queries and keys rotated by it"""
     rotary_base: PositiveNumber = 1e6
     """base of the rotations' wavelengths; with rotary positions"""
-    rotary_scaling: Annotated[tuple[PositiveNumber, ...], Field(min_length=1)] | None = Field(
-        None, json_schema_extra={"rule": "a list of one or four numbers above 0"}
+    rotary_scaling: Annotated[tuple[PositiveNumber, ...], Field(min_length=1)] | None = ruled(
+        None, "a list of one or four numbers above 0"
     )
     """factor that stretches the wavelengths; or Llama 3's: factor, low and high frequency factor, original positions"""
     feed_forward: FeedForwardKind = _preset("feed_forward")
@@ -128,7 +138,7 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     """rows of the token embedding, more than the tokenizer's ids where weights were padded; not set: as many as ids"""
     zero_projections: bool = False
     """projections back into the residual stream begin as zeros instead of small random numbers"""
-    module: str | None = Field(None, json_schema_extra={"rule": "a file and a name in it, such as my_net.py:build"})
+    module: str | None = ruled(None, "a file and a name in it, such as my_net.py:build")
     """function or class that makes a network of your own; what it is called with are further keys of [model]"""
     imports: tuple[str, ...] = ()
     """packages that the module's files import besides torch, numpy and the standard library"""

@@ -41,9 +41,7 @@ class LoraConfig(Section, use_attribute_docstrings=True):
 
     rank: Positive = 8
     """rank of each adapter: numbers between its two matrices"""
-    alpha: PositiveNumber = Field(
-        default_factory=lambda data: 2.0 * data.get("rank", 1), json_schema_extra={"default_rule": "2 rank"}
-    )
+    alpha: PositiveNumber = network.computed(lambda data: 2.0 * data.get("rank", 1), "2 rank")
     """what an adapter adds is multiplied by alpha / rank"""
     targets: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")], ...], Field(min_length=1)] | None = (
         Field(None, json_schema_extra={"rule": "a list of names", "default_rule": "all of attention and feed-forward"})
@@ -69,9 +67,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """learning rate at the last step; with 0 that step changes no weight"""
     muon_lr: PositiveNumber = 0.02
     """learning rate of muon's matrices after the warm-up; it rises and falls as lr does"""
-    warmup_steps: NotNegative = Field(
-        default_factory=lambda data: min(2000, int(data.get("steps", 0)) // 10),
-        json_schema_extra={"default_rule": "a tenth of steps, at most 2000"},
+    warmup_steps: NotNegative = network.computed(
+        lambda data: min(2000, int(data.get("steps", 0)) // 10), "a tenth of steps, at most 2000"
     )
     """steps in which the learning rate rises from 0 to lr"""
     schedule: Literal["cosine", "wsd"] = "cosine"
@@ -81,13 +78,10 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """share of the steps in which a wsd schedule falls"""
     weight_decay: NotNegativeNumber = 0.1
     """weight decay of matrices and tables; apart from the gradient with adamw and muon, else in it"""
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.95), json_schema_extra={"rule": "a list of two numbers of at least 0 and below 1"}
-    )
+    betas: tuple[Beta, Beta] = network.ruled((0.9, 0.95), "a list of two numbers of at least 0 and below 1")
     """decay rates of adam's and adamw's first and second moment of the gradient"""
-    momentum: Beta = Field(
-        default_factory=lambda data: 0.95 if data.get("optimizer") == "muon" else 0.9,
-        json_schema_extra={"default_rule": "momentum: 0.9, muon: 0.95"},
+    momentum: Beta = network.computed(
+        lambda data: 0.95 if data.get("optimizer") == "muon" else 0.9, "momentum: 0.9, muon: 0.95"
     )
     """decay rate of the gradients' sum that momentum and muon keep"""
     z_loss: NotNegativeNumber = 0.0
@@ -110,8 +104,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     it decides data.tokenizer and the keys of model that are not set"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337
     """seed of initial weights, dropout and the order of windows"""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = Field(
-        "auto", json_schema_extra={"rule": "auto, cpu, cuda, cuda:<number> or mps"}
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = network.ruled(
+        "auto", "auto, cpu, cuda, cuda:<number> or mps"
     )
     """device that trains; auto takes a CUDA device where there is one; mps is Apple's GPU"""
     activation_checkpointing: bool = False
