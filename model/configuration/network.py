@@ -207,8 +207,8 @@ Kind = Literal["embedding", "positions", "ngrams", "head", "matrix", "gain", "bi
 INITIAL_STD = 0.02
 WIDENED = {"gelu": 1, "relu2": 1, "swiglu": 2}
 """How many matrices widen in a feed-forward part: a gated one has two."""
-LLAMA = tomllib.loads(Path(__file__).with_name("llama.toml").read_text(encoding="utf-8"))
-"""The keys and modules of Llama and Qwen3 in `transformers`."""
+TRANSFORMERS = tomllib.loads(Path(__file__).with_name("transformers.toml").read_text(encoding="utf-8"))
+"""Networks in the words of that library."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,7 +274,7 @@ def parameter_table(model: ModelConfig, vocab_size: int) -> tuple[Parameter, ...
             if module.startswith("h."):
                 _, layer, module = module.split(".", 2)
                 prefix = f"model.layers.{layer}."
-            theirs = tuple(f"{prefix}{part}.{leaf}" for part in LLAMA["modules"][module])
+            theirs = tuple(f"{prefix}{part}.{leaf}" for part in TRANSFORMERS["modules"][module])
         shape, constant = (sum(rows), columns) if columns else (sum(rows),), 1.0 if kind == "gain" else 0.0
         turns = family == "gpt2" and kind == "matrix"
         row = Parameter(

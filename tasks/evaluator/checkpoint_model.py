@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from cairn.model.architectures import adapters, gpt, hugging_face, own_network, published_config
+from cairn.model.architectures import adapters, gpt, hugging_face, own_network
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import LoraConfig, adapter_table
 from cairn.model.data.tokenizer import Tokenizer
@@ -139,7 +139,7 @@ def write_adapter_directory(
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": published_config.require_family(model) == "gpt2",
+        "fan_in_fan_out": hugging_face.require_family(model) == "gpt2",
         "target_modules": leaves if is_whole else [row.theirs for row in rows],
         "inference_mode": True,
     }
@@ -187,7 +187,7 @@ def _documents(opened: CheckpointModel, source: weights_source.WeightsSource | N
         del documents["generation_config.json"]
     for name in (name for name in carried if name.endswith(".json")):
         documents[name] = weights_source.parse_document(name, carried[name])
-    documents[weights_source.CONFIG] = published_config.document_of(
+    documents[weights_source.CONFIG] = hugging_face.document_of(
         network.config,
         ids=network.vocab_size,
         end_of_text_id=end_id,
