@@ -126,6 +126,15 @@ def upload_seconds(size_bytes: int) -> float:
     return ANSWER_SECONDS + size_bytes / 100_000
 
 
+def wait_for(future: "Future[T]") -> T:
+    """Return the answer to a request; an interrupted wait closes its connection."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
 class S3Bucket:
     """A bucket and its client."""
 
@@ -148,7 +157,7 @@ class S3Bucket:
 
     def request(self, action: str, method: str, *, seconds: float | None = None, **parameters: Any) -> dict[str, Any]:
         """Return the answer to one S3 call within `seconds` or `ANSWER_SECONDS`; `action` names it in errors."""
-        return self._result(self.start_request(action, method, seconds=seconds, **parameters))
+        return wait_for(self.start_request(action, method, seconds=seconds, **parameters))
 
     def start_request(
         self, action: str, method: str, *, seconds: float | None = None, **parameters: Any
@@ -160,7 +169,7 @@ class S3Bucket:
     def fetch(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES, **parameters: Any) -> Fetched:
         """Return the body of one GET; raises IntegrityError once it exceeds `at_most_bytes`."""
         body = self._fetch({"Key": key, **parameters}, at_most_bytes)
-        return self._result(asyncio.run_coroutine_threadsafe(body, self._loop()))
+        return wait_for(asyncio.run_coroutine_threadsafe(body, self._loop()))
 
     async def _call(self, action: str, method: str, seconds: float, parameters: dict[str, Any]) -> dict[str, Any]:
         with self._convert_errors(action, parameters):
@@ -198,10 +207,3 @@ class S3Bucket:
         except Exception as error:
             what = parameters.get("Key") or parameters.get("Prefix") or ""
             raise convert_error(error, action=action, where=f"s3://{self.name}/{what}") from error
-
-    def _result(self, future: "Future[T]") -> T:
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise

@@ -259,12 +259,7 @@ class _Upload:
         first_answer, failed = [sent], list[StorageError]()
 
         def send() -> Any:
-            answer = first_answer.pop() if first_answer else self._start_part(number, data)
-            try:
-                return answer.result()
-            except BaseException:
-                answer.cancel()
-                raise
+            return s3_bucket.wait_for(first_answer.pop() if first_answer else self._start_part(number, data))
 
         policy = replace(self._retry_policy, on_retry=lambda error, seconds: failed.append(error))
         etag = str(policy.call(send)["ETag"])
