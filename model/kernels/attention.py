@@ -100,18 +100,18 @@ class Attention(nn.Module):
         query, key = _placed(query, self.q_norm, turned), _placed(key, self.k_norm, turned)
         dropout = self.dropout if self.training else 0.0
         if visible is not None and visible.ndim == 1:
-            joined = attend_documents(query, key, value, visible, dropout).flatten(2)  # (B, T, H, D) -> (B, T, H D)
-            return F.dropout(self.c_proj(joined), self.dropout, self.training)
-        query, key, value = (part.transpose(1, 2) for part in (query, key, value))  # (B, T, H, D) -> (B, H, T, D)
-        if cache is not None:
-            key, value = cache.append(key, value)  # (1, K, T, D) -> (1, K, S, D)
-        causal = visible is None and query.shape[2] == key.shape[2]  # a single new query sees every key
-        shares = self.groups > 1 and x.device.type == "cuda"  # flash attention itself, in equal bits and less memory
-        if self.groups > 1 and not shares:
-            key, value = (part.repeat_interleave(self.groups, dim=1) for part in (key, value))  # K -> H
-        mixed = F.scaled_dot_product_attention(query, key, value, visible, dropout, is_causal=causal, enable_gqa=shares)
-        joined = mixed.transpose(1, 2).flatten(2)  # (B, H, T, D) -> (B, T, H D)
-        return F.dropout(self.c_proj(joined), self.dropout, self.training)
+            mixed = attend_documents(query, key, value, visible, dropout)  # (B, T, H, D)
+        else:
+            query, key, value = (part.transpose(1, 2) for part in (query, key, value))  # (B, T, H, D) -> (B, H, T, D)
+            if cache is not None:
+                key, value = cache.append(key, value)  # (1, K, T, D) -> (1, K, S, D)
+            causal = visible is None and query.shape[2] == key.shape[2]  # a single new query sees every key
+            gqa = self.groups > 1 and x.device.type == "cuda"  # flash attention itself, in equal bits and less memory
+            if self.groups > 1 and not gqa:
+                key, value = (part.repeat_interleave(self.groups, dim=1) for part in (key, value))  # K -> H
+            mixed = F.scaled_dot_product_attention(query, key, value, visible, dropout, causal, enable_gqa=gqa)
+            mixed = mixed.transpose(1, 2)  # (B, H, T, D) -> (B, T, H, D)
+        return F.dropout(self.c_proj(mixed.flatten(2)), self.dropout, self.training)  # (B, T, H D) -> (B, T, C)
 
 
 def _placed(x: Tensor, norm: nn.RMSNorm | None, turned: Tensor | None) -> Tensor:
