@@ -103,10 +103,10 @@ test-image: $(DEVELOPER)  ## build the image without a daemon (as root, 15 minut
 	@CAIRN_TEST_IMAGE="build $(ARGS)" $(BIN)/python -m pytest -m slow tests/deployments/test_image.py
 
 chaos: $(DEVELOPER)  ## kill real runs as seeds say and judge them; ARGS="--runs 20 --seed 7 --store local|s3|ceph --minutes 30 --jobs 2"; --segments replays every one; --add DIR… adds up
-	@$(BIN)/python -m tests.chaos.campaign $(ARGS)
+	@$(BIN)/python -m tests.programs.chaos.campaign $(ARGS)
 
 chaos-slurm: $(DEVELOPER)  ## runs on two machines of a real Slurm, disturbed as seeds say, a watcher beside them (as root); ARGS="--runs 50 --seed 1 --minutes 60"
-	@$(BIN)/python -m tests.chaos.slurm_campaign $(ARGS)
+	@$(BIN)/python -m tests.programs.chaos.slurm_campaign $(ARGS)
 
 pictures: $(DEVELOPER)  ## the screenshots of docs/prefect.md, taken from Prefect's pages in a real Chromium
 	@CAIRN_TEST_PICTURES=$(CURDIR)/docs/pictures $(BIN)/python -m pytest -n 0 -m slow tests/deployments/test_up_pages.py $(ARGS)
@@ -114,55 +114,55 @@ pictures: $(DEVELOPER)  ## the screenshots of docs/prefect.md, taken from Prefec
 bench: bench-data bench-loader bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-sql bench-history  ## every benchmark, beside its peers where they are at hand; BENCHMARKS.md says how to read them
 
 bench-data: $(DEVELOPER)  ## text to snapshot beside the tokenizer library alone, and its peak memory; ARGS= adds options
-	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_tokenize.py $(ARGS)
+	@PYTHONPATH=. $(BIN)/python tests/programs/benchmarks/bench_tokenize.py $(ARGS)
 
 gpu-check: $(DEVELOPER)  ## all that only a GPU can show, in 40 minutes; ARGS="--nanogpt DIR", "--only b" (a part, under 10 minutes), "--device cpu --tiny" tries the program
-	@$(BIN)/python -m tests.gpu.check --output $(or $(OUTPUT),gpu-check) $(ARGS)
+	@$(BIN)/python -m tests.programs.gpu.check --output $(or $(OUTPUT),gpu-check) $(ARGS)
 
 gpu-wheels: $(DEVELOPER)  ## what a machine with PyTorch and no network lacks for it, as wheels in .gpu/wheels
-	@$(BIN)/python -m tests.gpu.wheels --into .gpu/wheels $(ARGS)
+	@$(BIN)/python -m tests.programs.gpu.wheels --into .gpu/wheels $(ARGS)
 
 bench-loader: $(DEVELOPER)  ## reading batches beside what training needs; ARGS= adds options
-	@$(BIN)/python -m tests.benchmarks.bench_loader $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_loader $(ARGS)
 
 bench-start: $(DEVELOPER)  ## cairn train to the first step beside a bare script's; ARGS="--before DIR" takes turns with another checkout
-	@$(BIN)/python -m tests.benchmarks.bench_start $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_start $(ARGS)
 
 bench-overhead: $(DEVELOPER)  ## what of a run with segments of a minute is not training, beside the bare loop; ARGS="--observed": with page, exporters, webhook
-	@$(BIN)/python -m tests.benchmarks.bench_overhead $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_overhead $(ARGS)
 
 bench-continuation: $(DEVELOPER)  ## a deployed run's receipt to its next claim, after SIGTERM and after SIGKILL; ARGS="--times 5"
-	@$(BIN)/python -m tests.benchmarks.bench_continuation $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_continuation $(ARGS)
 
 bench-memory: $(DEVELOPER)  ## a trainer's estimated memory beside its measured peak, three sizes in every mode; ARGS="--only small" does less
-	@$(BIN)/python -m tests.benchmarks.bench_memory $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_memory $(ARGS)
 
 bench-sql: $(DEVELOPER)  ## SQL over 1,000 runs of 1,000 attempts beside DuckDB on plain Parquet (some minutes to make them); ARGS= adds options
-	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_sql.py $(ARGS)
+	@PYTHONPATH=. $(BIN)/python tests/programs/benchmarks/bench_sql.py $(ARGS)
 
 bench-ui: $(DEVELOPER)  ## the live page over 1,000 runs, and the plot of a million steps in a real Chromium; ARGS="--runs 100"
-	@$(BIN)/python -m tests.benchmarks.bench_ui $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_ui $(ARGS)
 
 bench-history: $(DEVELOPER)  ## a log of a million entries: folding it, caching it, opening it; ARGS="--all" keeps every entry as a file
-	@$(BIN)/python -m tests.benchmarks.bench_history $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_history $(ARGS)
 
 bench-step: $(DEVELOPER)  ## the training step's modes against each other; ARGS="--nanogpt DIR" sets nanoGPT's beside them
-	@PYTHONPATH=. $(BIN)/python -m tests.benchmarks.bench_step $(ARGS)
+	@PYTHONPATH=. $(BIN)/python -m tests.programs.benchmarks.bench_step $(ARGS)
 
 bench-time-to-loss: $(DEVELOPER)  ## training time to nanoGPT's loss beside its own command; ARGS="--nanogpt DIR --text tinyshakespeare.txt"
-	@$(BIN)/python -m tests.benchmarks.bench_time_to_loss $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_time_to_loss $(ARGS)
 
-bench-style: $(DEVELOPER)  ## SmolLM2-135M learns a style with adapters and with all its weights; ARGS=FOLDER that tests/benchmarks/gguf_weights.py made
-	@$(BIN)/python -m tests.benchmarks.bench_style $(ARGS)
+bench-style: $(DEVELOPER)  ## SmolLM2-135M learns a style with adapters and with all its weights; ARGS=FOLDER that tests/programs/benchmarks/gguf_weights.py made
+	@$(BIN)/python -m tests.programs.benchmarks.bench_style $(ARGS)
 
 bench-sum: $(DEVELOPER)  ## adding gradients along the tree beside adding them in turn, and two processes beside one; ARGS= adds options
-	@$(BIN)/python -m tests.benchmarks.bench_sum $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_sum $(ARGS)
 
 bench-checkpoint: $(DEVELOPER)  ## stall, time to committed and resume beside PyTorch's ways; ARGS="--parameters 124M --store s3://"
-	@$(BIN)/python -m tests.benchmarks.bench_checkpoint $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_checkpoint $(ARGS)
 
 bench-store: $(DEVELOPER)  ## objects to and from a bucket beside bare requests; ARGS="--rounds 5 --objects 8"
-	@$(BIN)/python -m tests.benchmarks.bench_store $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_store $(ARGS)
 
 # Of programs that run seldom: whether what they call is there, and takes what it is given.
 NAMES_ALONE = --implicit-reexport --no-warn-unused-ignores $(addprefix --disable-error-code=,arg-type assignment \
@@ -174,7 +174,7 @@ check: $(DEVELOPER)  ## ruff, mypy --strict, import linter
 	@rm -rf .tree && mkdir -p .tree/cairn
 	@for part in $(wildcard cairn/*) flows model reports storage tasks; do ln -s "../../$$part" .tree/cairn/; done
 	@$(BIN)/mypy
-	@$(BIN)/mypy --cache-dir .mypy_cache/seldom -p tests.gpu -p tests.benchmarks $(NAMES_ALONE)
+	@$(BIN)/mypy --cache-dir .mypy_cache/seldom -p tests.programs.gpu -p tests.programs.benchmarks $(NAMES_ALONE)
 	@cd .tree && "$(CURDIR)/$(BIN)/lint-imports" --config ../pyproject.toml
 
 lock: $(DEVELOPER)  ## write constraints/ from pyproject.toml and constraints.txt, with the hashes of all files; needs uv
@@ -199,7 +199,7 @@ wheel: $(TRAINER)  ## build dist/cairn_train-VERSION-py3-none-any.whl, for pipx,
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 bench-install: $(DEVELOPER)  ## download, size and time of installing the wheel, and what working on Cairn adds; ARGS= adds options
-	@$(BIN)/python -m tests.benchmarks.bench_install $(ARGS)
+	@$(BIN)/python -m tests.programs.benchmarks.bench_install $(ARGS)
 
 clean:  ## remove the environment and every cache; never a store
 	rm -rf $(VENV) .tree build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -396,7 +396,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
 
 def test_text_comes_while_it_is_drawn_and_ctrl_c_ends_it_with_130(bard: WritingRun, started: Started) -> None:
     bard.commit(10)
-    process = started(RUN, "--prompt", "To be", "--tokens", "100000000", "--ignore-end-of-text", forked=False)
+    process = started(RUN, "--prompt", "To be", "--tokens", "100000000", "--ignore-end-of-text")
     assert len(process.stdout.read(200)) == 200  # long before the last token
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=240)

@@ -10,6 +10,7 @@ from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, fabricate
 
 STAGES = ('data.sources=["web.txt", "books.txt"]', "data.weights=[3, 1]", "data.stages=[{step = 5, weights = [0, 2]}]")
+FP32 = 'precision = "fp32"\nkernels = "stock"\n'  # nothing is measured to choose them
 WORDS = "from step 0 75.00% web.txt, 25.00% books.txt; from step 5 100.00% books.txt"
 
 
@@ -32,7 +33,7 @@ def test_explain_and_report_say_what_is_drawn_from_each_stage_on(
 def test_a_dry_run_says_what_will_be_drawn_from_each_stage_on(cairn: Cairn, tmp_path: Path) -> None:
     for name in ("web", "books"):
         (tmp_path / f"{name}.txt").write_text("stone upon stone " * 200)
-    (tmp_path / "run.toml").write_text('[data]\nsources = ["a"]\ntokenizer = "bytes"\n[training]\nsteps = 9\n')
+    (tmp_path / "run.toml").write_text('[data]\nsources = ["a"]\ntokenizer = "bytes"\n[training]\nsteps = 9\n' + FP32)
     settings = (part for setting in STAGES for part in ("--set", setting))
     assert WORDS in " ".join(cairn("train", "run.toml", "--dry-run", *settings).out.split())
 
@@ -47,6 +48,6 @@ def test_held_out_files_of_their_own_are_measured_by_no_share(cairn: Cairn, tmp_
     for name in ("web", "held"):
         (tmp_path / f"{name}.txt").write_text("stone upon stone " * 200)
     settings = '[data]\nsources = ["web.txt"]\nval_sources = ["held.txt"]\ntokenizer = "bytes"\n'
-    (tmp_path / "run.toml").write_text(f"{settings}[training]\nsteps = 9\n")
+    (tmp_path / "run.toml").write_text(f"{settings}[training]\nsteps = 9\n{FP32}")
     told = " ".join(cairn("train", "run.toml", "--dry-run").out.split())
     assert "3,400 bytes to train on, 3,400 held out" in told and "warning" not in told

@@ -8,10 +8,10 @@ import psutil
 import pytest
 
 from cairn.storage.logs.run_log import fold
-from tests.chaos.environment import CommandEnd, Started
-from tests.chaos.judge import _ends
-from tests.chaos.plan import Kind
 from tests.processes.waiting import patience_seconds, wait_for
+from tests.programs.chaos.environment import CommandEnd, Started
+from tests.programs.chaos.judge import _ends
+from tests.programs.chaos.plan import Kind
 
 pytestmark = pytest.mark.xdist_group("chaos")
 
@@ -31,7 +31,7 @@ def test_a_command_that_does_not_end_after_the_last_fault_is_a_violation(
 def test_a_campaign_that_is_terminated_while_its_server_starts_leaves_no_server(tmp_path: Path) -> None:
     output = tmp_path / "output.txt"
     with output.open("wb") as file:
-        words = [sys.executable, "-m", "tests.chaos.campaign", "--runs", "1", "--out", str(tmp_path)]
+        words = [sys.executable, "-m", "tests.programs.chaos.campaign", "--runs", "1", "--out", str(tmp_path)]
         campaign = subprocess.Popen(words, stdout=file, stderr=file)
     started = list[psutil.Process]()
 

@@ -11,10 +11,10 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import StorageError
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.snapshot_build import build_snapshot
-from tests.chaos.environment import mount
 from tests.crash.training_command import Command
 from tests.memory_store import MemoryStore
 from tests.processes.waiting import patience_seconds
+from tests.programs.chaos.environment import mount
 
 TEXT = "\n\n".join(f"Stone {number} lies on stone {number * 7 % 997}." for number in range(20_000))
 DATA = DataConfig(sources=("corpus.txt",), tokenizer="bytes")

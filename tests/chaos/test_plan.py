@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.environment import CommandEnd, Kill
-from tests.chaos.faults import InjectedFault
-from tests.chaos.flips import flipped
-from tests.chaos.plan import (
+from tests.crash.prefect_api import SETTLED
+from tests.programs.chaos.environment import CommandEnd, Kill
+from tests.programs.chaos.faults import InjectedFault
+from tests.programs.chaos.flips import flipped
+from tests.programs.chaos.plan import (
     ENDING,
     KILLS,
     MOMENTS,
@@ -19,12 +20,11 @@ from tests.chaos.plan import (
     plan_run,
     possible_kinds,
 )
-from tests.chaos.processes import Role, role_of
-from tests.chaos.reasons import REASONS
-from tests.chaos.side_by_side import run_side_by_side, words_of_job
-from tests.chaos.summary import Outcome, added, summarize
-from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json
-from tests.crash.prefect_api import SETTLED
+from tests.programs.chaos.processes import Role, role_of
+from tests.programs.chaos.reasons import REASONS
+from tests.programs.chaos.side_by_side import run_side_by_side, words_of_job
+from tests.programs.chaos.summary import Outcome, added, summarize
+from tests.programs.chaos.summary_text import as_json, as_markdown, as_text, from_json
 
 PLANS = [plan_run(seed, store=store) for seed in range(200) for store in ("local", "s3")]
 
@@ -102,7 +102,7 @@ def test_one_bit_is_flipped() -> None:
         (["python", "-m", "cairn.cli.command", "train", "run.toml"], Role.FLOW),
         (["python", "-m", "cairn.cli.command", "watch", "--once"], Role.WATCHER),
         (["python", "-m", "cairn.cli.command", "sweep", "bard"], Role.SWEEPER),
-        (["python", "-m", "tests.chaos.waiting_sweep", "bard", "store"], Role.SWEEPER),
+        (["python", "-m", "tests.programs.chaos.waiting_sweep", "bard", "store"], Role.SWEEPER),
         ([*SETTLED, "prefect", "worker", "start", "--pool", "cairn"], Role.WORKER),
         ([*SETTLED, "prefect.engine"], Role.FLOW),
         (["python", "-m", "cairn.flows.orchestrator.prefect_server", "7"], Role.SERVER),

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.campaign import Campaign
-from tests.chaos.plan import Fault, Kind, Moment, RunPlan
-from tests.chaos.summary import summarize
-from tests.chaos.summary_text import as_text, one_line
 from tests.crash.prefect_server import shared_server
+from tests.programs.chaos.campaign import Campaign
+from tests.programs.chaos.plan import Fault, Kind, Moment, RunPlan
+from tests.programs.chaos.summary import summarize
+from tests.programs.chaos.summary_text import as_text, one_line
 
 pytestmark = [pytest.mark.xdist_group("chaos"), pytest.mark.timeout(900)]
 RUNNING = (Moment.COMMIT, Moment.EVALUATION, Moment.SWEEP)

@@ -8,11 +8,11 @@ import pytest
 from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.run_state import AttemptRecord, RunState
 from cairn.storage.logs.step_log import StepRecord, step_log_key
-from tests.chaos.slurm_campaign import REASONS, plan_run
-from tests.chaos.slurm_times import Idle, JobStates, idle_times
 from tests.crash import slurm_job
 from tests.entries import NOON, started
 from tests.memory_store import MemoryStore
+from tests.programs.chaos.slurm_campaign import REASONS, plan_run
+from tests.programs.chaos.slurm_times import Idle, JobStates, idle_times
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 

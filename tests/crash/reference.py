@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from cairn.reports.queries.run_lookup import configuration_of
 from cairn.storage.logs.step_log import read_step_records, splice
-from tests.chaos.reference_run import ReferenceRun, schedule_of, train_reference_run
 from tests.crash.training_command import RUN, Command
+from tests.programs.chaos.reference_run import ReferenceRun, schedule_of, train_reference_run
 
 
 def reference_run(command: Command, *, keeps_activations: bool = False) -> ReferenceRun:

@@ -54,6 +54,7 @@ def test_the_flipped_byte_was_made_anew_from_its_source_and_no_sample_was_left_o
     assert scarred.state().quarantines == ()
 
 
+@pytest.mark.slow  # quick witness: test_the_flipped_byte_was_made_anew_from_its_source_and_no_sample_was_left_out
 def test_a_flipped_byte_is_met_by_its_own_run_and_not_by_another_on_the_same_snapshot(
     tmp_path: Path, api_url: str
 ) -> None:

@@ -56,7 +56,7 @@ def test_kills_after_random_steps_leave_the_same_bits(
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> KilledRun:
-    """A run whose flow was killed, then flow and trainer twice during resume; its last command is truly started."""
+    """A run whose flow was killed, then flow and trainer twice during resume."""
     command = Command(tmp_path_factory.mktemp("killed"), api_url)
     process = command.train_until(22)
     trainers = trainers_of(process)
@@ -66,9 +66,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> KilledRun:
         process = command.start(CAIRN_FAULTS=fault)
         command.wait_for_fault(fault, process)
         kill_both(process)
-    started = Command(command.folder, api_url, forked=False)
-    started.train()
-    return KilledRun(command=started, trainers=len(trainers), orphans=len(orphans))
+    command.train()
+    return KilledRun(command=command, trainers=len(trainers), orphans=len(orphans))
 
 
 def test_two_kills_during_resume_leave_the_same_bits(killed: KilledRun, undisturbed_sha256: str) -> None:

@@ -60,6 +60,7 @@ def flow_runs_of(alone: Command) -> list[tuple[str, str]]:
         return database.execute("select id, state_name from flow_run").fetchall()
 
 
+@pytest.mark.slow  # quick witnesses: the test of a server that never comes up, and test_prefect_view.py for the pages
 def test_what_was_trained_before_its_server_answered_is_shown_and_the_receipt_names_the_flow_run(
     alone: Command, undisturbed_sha256: str
 ) -> None:

@@ -87,7 +87,10 @@ def write_texts(folder: Path) -> list[str]:
     return ["first.txt", "second.txt"]
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+ALSO = [pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES[1:]]  # quick witness: the first
+
+
+@pytest.fixture(scope="module", params=[ARCHITECTURES[0], *ALSO])
 def witness(request: pytest.FixtureRequest, api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Witness:
     """Both have trained one configuration to step 6."""
     folder = tmp_path_factory.mktemp("one-file")

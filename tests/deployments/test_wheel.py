@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.bench_install import PARTS, build_wheel
 from tests.environment_allow_list import restrict
+from tests.programs.benchmarks.bench_install import PARTS, build_wheel
 
 ROOT = Path(__file__).parents[2]
 READ = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.bench_style import UNSEEN, Tuning, begin, is_in_style, spoken_by
+from tests.programs.benchmarks.bench_style import UNSEEN, Tuning, begin, is_in_style, spoken_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("transformers")]
 ENOUGH = 45

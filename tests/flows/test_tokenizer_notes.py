@@ -19,6 +19,8 @@ tokenizer = "t.json"
 block_size = 8
 [training]
 steps = 2
+precision = "fp32"
+kernels = "stock"
 """
 LINE = "tokenizer: dropout = 0.1 turned off, so that each document has one encoding, all of it"
 

@@ -14,13 +14,13 @@ import psutil
 import pytest
 import torch
 
-from tests.gpu import bits, check, wheels
-from tests.gpu.plan import TITLES, Wanted, plan
-from tests.gpu.results import CUT_OFF, DONE, NOT_BEGUN, Outcome, is_good, markdown, read_results
-from tests.gpu.rows import Row, heard
-from tests.gpu.speed import has_time, phase_of
-from tests.gpu.steps import Step, run_step
-from tests.gpu.training import Task, nanogpt_training
+from tests.programs.gpu import bits, check, wheels
+from tests.programs.gpu.plan import TITLES, Wanted, plan
+from tests.programs.gpu.results import CUT_OFF, DONE, NOT_BEGUN, Outcome, is_good, markdown, read_results
+from tests.programs.gpu.rows import Row, heard
+from tests.programs.gpu.speed import has_time, phase_of
+from tests.programs.gpu.steps import Step, run_step
+from tests.programs.gpu.training import Task, nanogpt_training
 
 ROOT = Path(__file__).parents[2]
 ROW = '{"name": "seen", "passed": true, "figures": {"ms": 1.5}}'
@@ -29,7 +29,7 @@ ON_A_BARE_MACHINE = f"""
 import sys
 for name in {NOT_ON_A_BARE_MACHINE!r}.split():
     sys.modules[name] = None
-import tests.gpu.check, tests.gpu.bits, tests.gpu.speed, tests.gpu.two_processes, tests.gpu.machine
+from tests.programs.gpu import bits, check, machine, speed, two_processes
 import cairn.tasks.trainer.staging_buffer
 """
 
@@ -296,7 +296,7 @@ def test_bits_and_speed_need_no_more_than_a_bare_machine_with_pytorch_has() -> N
 @pytest.mark.slow  # beside: the tests above, which run steps of their own
 @pytest.mark.parametrize("part", TITLES)
 def test_every_part_runs_on_a_cpu(tmp_path: Path, part: str) -> None:
-    command = [sys.executable, "-m", "tests.gpu.check", "--output", str(tmp_path), "--device", "cpu", "--tiny"]
+    command = [sys.executable, "-m", "tests.programs.gpu.check", "--output", str(tmp_path), "--device", "cpu", "--tiny"]
     done = subprocess.run([*command, "--only", part, "--minutes", "14"], cwd=ROOT, timeout=880, capture_output=True)
     assert done.returncode == 0, (tmp_path / "gpu-check.md").read_text()
     assert all(said["rows"] for said in written(tmp_path))

@@ -24,7 +24,7 @@ print(not float((left @ right - left.float() @ right.float()).abs().max()) <= 2.
 """Prints whether products of this process are wrong, which depends on the processor."""
 
 
-@pytest.mark.parametrize("name", ["OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS"])
+@pytest.mark.parametrize("name", ["OMP_THREAD_LIMIT", pytest.param("OMP_MAX_ACTIVE_LEVELS", marks=pytest.mark.slow)])
 def test_products_with_fewer_threads_than_were_asked_for_are_refused_in_words(name: str) -> None:
     command = [sys.executable, "-P", "-c", BARE + MULTIPLY]
     child = subprocess.run(command, env={**os.environ, name: LIMITS[name]}, capture_output=True, text=True, check=False)

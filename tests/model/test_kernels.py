@@ -36,6 +36,7 @@ def test_fused_kernels_keep_attention_within_documents(tiny_run: type[TinyRun]) 
     assert first("fused").train_loss == pytest.approx(first("stock").train_loss, rel=1e-3)
 
 
+@pytest.mark.slow  # quick witness: test_same_bits_on_any_number_of_processes.py, whose ranks are processes of their own
 def test_a_fused_run_begun_in_one_process_and_continued_in_another_ends_in_the_bits_of_one(
     tiny_run: type[TinyRun], tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.benchmarks.trainer_memory import CASES, MemoryCase, measure
+from tests.programs.benchmarks.trainer_memory import CASES, MemoryCase, measure
 
 pytestmark = [pytest.mark.linux, pytest.mark.xdist_group("measured-memory")]  # the least trainer is measured once
 WITHIN = 0.15

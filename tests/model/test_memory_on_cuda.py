@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from cairn.model.estimates.size_estimate import TrainingPlace, estimate_memory
-from tests.benchmarks.evaluator_memory import measure_evaluator
-from tests.benchmarks.trainer_memory import MemoryCase, measure
 from tests.device import device_under_test
+from tests.programs.benchmarks.evaluator_memory import measure_evaluator
+from tests.programs.benchmarks.trainer_memory import MemoryCase, measure
 
 pytestmark = pytest.mark.gpu
 WITHIN = 0.15

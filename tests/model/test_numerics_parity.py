@@ -14,7 +14,10 @@ from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import StepInputs, take_step
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
-pytestmark = pytest.mark.xdist_group("numerics-parity")  # its runs are made once for all its tests
+pytestmark = [
+    pytest.mark.slow,  # quick witnesses: test_kernels.py and test_fused_block.py, which compare single steps
+    pytest.mark.xdist_group("numerics-parity"),  # its runs are made once for all its tests
+]
 
 STEPS, SMOOTHED, BATCH = 60, 30, 4
 MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=80)  # more than one block of attention's queries

@@ -16,9 +16,9 @@ from cairn.model.estimates.utilization import (
     read_memory_bytes,
 )
 from cairn.model.training.train_state import TrainState
-from tests.benchmarks import bench_step
-from tests.gpu import speed
-from tests.gpu.training import Task, recipe_of
+from tests.programs.benchmarks import bench_step
+from tests.programs.gpu import speed
+from tests.programs.gpu.training import Task, recipe_of
 
 CPU = torch.device("cpu")
 

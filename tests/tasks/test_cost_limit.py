@@ -3,7 +3,9 @@
 import pytest
 
 from cairn.tasks.configuration.settings import CostConfig
-from cairn.tasks.policy.cost_limit import Spent, limit_problem
+from cairn.tasks.policy.cost_limit import Spent, limit_problem, read_spent
+from tests.fabricated_run import fabricate
+from tests.memory_store import MemoryStore
 
 HOURS = "cost.limit = 2 device hours: 1.9 device hours spent, and the next 100 steps would take 0.19 device hours"
 
@@ -43,3 +45,14 @@ def test_a_limit_is_a_positive_number(limit: object) -> None:
 def test_what_was_spent_is_added_up() -> None:
     both = Spent(device_seconds=3.0, steps=2) + Spent(device_seconds=1.0, steps=2)
     assert (both, both.seconds_per_step) == (Spent(device_seconds=4.0, steps=4), 1.0)
+
+
+def test_what_a_run_spent_are_the_steps_and_seconds_of_its_ended_attempts() -> None:
+    run = fabricate(MemoryStore(), "bard")
+    run.start()
+    run.commit(10)
+    run.end("lost", action="retry", last_step=12, gpu_seconds=30.0)
+    run.start()  # from step 10 on
+    run.end("lost", action="retry", last_step=15, gpu_seconds=20.0)
+    run.start()
+    assert read_spent(run.log.state) == Spent(device_seconds=50.0, steps=12 + 5)

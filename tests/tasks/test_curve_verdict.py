@@ -63,6 +63,11 @@ def test_a_held_out_loss_that_is_not_finite_is_diverging() -> None:
     assert kind(falling(50), val=((50, math.inf),)) == VerdictKind.DIVERGING
 
 
+@pytest.mark.parametrize(("step", "counts"), [(0, False), (1, True)])
+def test_a_held_out_loss_counts_from_the_first_step_of_the_curve_on(step: int, counts: bool) -> None:
+    assert judge(curve(falling(50), val=((step, 3.0),))).numbers.get("val_loss") == (3.0 if counts else None)
+
+
 def test_a_level_far_above_the_best_is_diverging_with_both_levels_as_numbers() -> None:
     losses = falling(300)
     losses[260:] += np.linspace(0, 2, 40)

@@ -1,7 +1,7 @@
 """How often the default gate promotes a run that differs from the champion in its seed alone, by 40 real tiny runs.
 
-`tests/benchmarks/equal_runs.py` made them. 400 ordered pairs share their runs, so the sampling error is a jackknife's
-over runs. Run with -s for the table.
+`tests/programs/benchmarks/equal_runs.py` made them. 400 ordered pairs share their runs, so the sampling error is a
+jackknife's over runs. Run with -s for the table.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from cairn.storage.logs.registry import Promoted
 from cairn.storage.logs.window_losses import WindowLosses
 from cairn.tasks.checkpoints.promotion import PromotionRules, decide_promotion
 from cairn.tasks.configuration.settings import PromotionConfig
-from tests.benchmarks.equal_runs import BLOCK, read_losses
 from tests.entries import evaluated
+from tests.programs.benchmarks.equal_runs import BLOCK, read_losses
 from tests.tasks.promotion_records import candidate, holding, promoted
 
 RUNS, RIVALS = 40, 10

@@ -155,8 +155,11 @@ def test_duplicates_stay_unless_they_are_unwanted(corpus: Path) -> None:
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize(
     ("part", "deduplicate"),
-    [(1, False), (4, True), (10**6, False)],
-    ids=["early", "midway and deduplicating", "while assembling"],
+    [
+        pytest.param(1, False, id="early", marks=pytest.mark.slow),  # quick witness: the next case
+        pytest.param(4, True, id="midway and deduplicating"),
+        pytest.param(10**6, False, id="while assembling", marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_build_goes_on_from_its_parts_to_the_same_bytes(
     every_shape: Path, part: int, deduplicate: bool, monkeypatch: pytest.MonkeyPatch
