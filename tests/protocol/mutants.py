@@ -214,7 +214,7 @@ def fsync_error_swallowed(patch: pytest.MonkeyPatch) -> None:
 
 def quarantine_without_reread(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint that failed one read is quarantined."""
-    patch.setattr(resume_point.checkpoint_shard, "READ_TRIES", 1)
+    patch.setattr(resume_point, "READ_TRIES", 1)
 
 
 def deletion_without_a_check(patch: pytest.MonkeyPatch) -> None:
