@@ -57,11 +57,6 @@ class CloudStore(ranged_store.RangedStore):
             self._large = _client(cloud, bucket, seconds=_TRANSFER_SECONDS)
             self._uploads = _client(cloud, bucket, seconds=_TRANSFER_SECONDS, tries=4)
 
-    @property
-    def url(self) -> str:
-        """The store's URL, without credentials."""
-        return f"{self._root}/{self._below}".rstrip("/")
-
     def read(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES) -> bytes:
         """Return the object's bytes in one GET; raises ObjectMissing, or IntegrityError for a larger object."""
         return self._retry_policy.call(self._fetch, self._name(key), {}, at_most_bytes).data

@@ -24,8 +24,15 @@ class RangedStore(ObjectStore, Protocol):
     """An `ObjectStore` below one prefix of a bucket, whose requests are retried."""
 
     _retry_policy: RetryPolicy
+    _root: str
+    """The bucket's URL."""
     _below: str
     """The prefix with a slash behind it, or nothing."""
+
+    @property
+    def url(self) -> str:
+        """The store's URL, without credentials."""
+        return f"{self._root}/{self._below}".rstrip("/")
 
     def _fetch_range(self, name: str, start: int, size: int, etag: str | None = None) -> Fetched:
         """Return `size` bytes from `start`, none beyond the end, in one GET; IntegrityError if the ETag is another."""

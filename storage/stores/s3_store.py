@@ -43,13 +43,8 @@ class S3Store(ranged_store.RangedStore):
         self, bucket: s3_bucket.S3Bucket, prefix: str = "", *, retry_policy: object_store.RetryPolicy = _RETRY_POLICY
     ) -> None:
         """Use the objects below `prefix`; every request but that of `create` is retried by itself."""
-        self._bucket, self._retry_policy = bucket, retry_policy
+        self._bucket, self._retry_policy, self._root = bucket, retry_policy, f"s3://{bucket.name}"
         self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-
-    @property
-    def url(self) -> str:
-        """The store's URL, without credentials."""
-        return f"s3://{self._bucket.name}/{self._below}".rstrip("/")
 
     def read(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES) -> bytes:
         """Return the object's bytes in one GET; raises ObjectMissing, or IntegrityError for a larger object."""
