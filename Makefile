@@ -15,7 +15,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm test-image image gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-ui bench-continuation bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-history bench-install bench-time-to-loss bench-style check lock audit docs format pictures up clean
+.PHONY: help .venv train wheel test test-full test-slow test-mutants mutation test-matrix test-s3 test-slurm test-image image gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-ui bench-continuation bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-history bench-install bench-time-to-loss bench-style check lock audit docs format pictures up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -63,6 +63,9 @@ test-slow: $(DEVELOPER)  ## the crash and chaos suites as well
 
 test-mutants: $(DEVELOPER)  ## wrong wires, one at a time: each must turn a test of the default suite red; ARGS="-k back-off" tries some
 	@$(BIN)/python -m pytest -n 2 -m slow tests/wiring/test_mutants.py $(ARGS)
+
+mutation: $(DEVELOPER)  ## mutants drawn by a seed, each on the tests near it; ARGS="storage tasks/policy --seed 1 --count 40 --whole"
+	@$(BIN)/python -m tests.programs.mutation.draw $(ARGS)
 
 test-matrix: $(DEVELOPER)  ## a part of the suite in foreign environments: other Pythons, the oldest and the newest Prefect, nobody, spaces in the path, variables; ARGS="tests -n 3 --dist loadgroup" all of it
 	@$(BIN)/python -m tests.matrix $(or $(ARGS),-n 3 --dist loadgroup --no-loadscope-reorder)
@@ -174,7 +177,7 @@ check: $(DEVELOPER)  ## ruff, mypy --strict, import linter
 	@rm -rf .tree && mkdir -p .tree/cairn
 	@for part in $(wildcard cairn/*) flows model reports storage tasks; do ln -s "../../$$part" .tree/cairn/; done
 	@$(BIN)/mypy
-	@$(BIN)/mypy --cache-dir .mypy_cache/seldom -p tests.programs.gpu -p tests.programs.benchmarks $(NAMES_ALONE)
+	@$(BIN)/mypy --cache-dir .mypy_cache/seldom -p tests.programs.gpu -p tests.programs.benchmarks -p tests.programs.mutation $(NAMES_ALONE)
 	@cd .tree && "$(CURDIR)/$(BIN)/lint-imports" --config ../pyproject.toml
 
 lock: $(DEVELOPER)  ## write constraints/ from pyproject.toml and constraints.txt, with the hashes of all files; needs uv

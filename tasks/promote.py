@@ -6,8 +6,7 @@ from prefect import task
 
 from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog
-from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, describe_champion
-from cairn.tasks.checkpoints.promotion_offer import offer
+from cairn.tasks.checkpoints import promotion, promotion_offer
 from cairn.tasks.errors import GateRefused
 
 
@@ -15,8 +14,8 @@ from cairn.tasks.errors import GateRefused
 class Offer:
     """A checkpoint that is offered to an alias under the rules of its run."""
 
-    candidate: Candidate
-    rules: PromotionRules
+    candidate: promotion.Candidate
+    rules: promotion.PromotionRules
     registry: Registry
 
     def __str__(self) -> str:
@@ -35,8 +34,8 @@ class OfferDecision:
 def promote(offered: Offer, log: RunLog) -> OfferDecision:
     """Append the decision of the gates; a refusal is a decision too."""
     try:
-        champion = offer(log, offered.registry, offered.candidate, offered.rules).champion
+        champion = promotion_offer.offer(log, offered.registry, offered.candidate, offered.rules).champion
     except GateRefused as refused:
         return OfferDecision(message=f"not promoted: {refused}", is_refused=True)
     assert champion is not None
-    return OfferDecision(message=describe_champion(champion))
+    return OfferDecision(message=promotion.describe_champion(champion))

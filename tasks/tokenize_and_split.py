@@ -7,7 +7,8 @@ from prefect import task
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.data import snapshot_build, snapshot_lookup
+from cairn.tasks.data import snapshot_lookup
+from cairn.tasks.data.snapshot_build import ProgressListener, build_snapshot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,12 +25,10 @@ class Text:
 
 @task(name="tokenize-and-split", task_run_name="tokenize-and-split", persist_result=False)
 def tokenize_and_split(
-    text: Text, store: ObjectStore, on_progress: snapshot_build.ProgressListener = snapshot_build.ignore_progress
+    text: Text, store: ObjectStore, on_progress: ProgressListener = lambda progress: None
 ) -> snapshot_lookup.SnapshotReference:
     """Return the text's data snapshot, building it unless the store has one of the same recipe.
 
     Raises InvalidCorpus for text or settings that cannot be used.
     """
-    return snapshot_build.build_snapshot(
-        store, text.data, text.base_dir, cache_dir=text.cache_dir, on_progress=on_progress
-    )
+    return build_snapshot(store, text.data, text.base_dir, cache_dir=text.cache_dir, on_progress=on_progress)

@@ -10,17 +10,14 @@ from prefect import task
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots import data_snapshot
-from cairn.storage.stores import codec, object_store
-from cairn.tasks.data import snapshot_build, text_ranges
-from cairn.tasks.data.corpus import check_sources, find_sources
+from cairn.storage.stores import codec
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.data import corpus, snapshot_build, snapshot_writer, text_ranges
 from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.snapshot_writer import PartEncoder, complete_parts
 
 
 @task(name="tokenize-part", task_run_name="tokenize-part {part} of {of}", persist_result=False)
-def tokenize_part(
-    part: int, of: int, data: DataConfig, base_dir: Path, cache_dir: Path, store: object_store.ObjectStore
-) -> str:
+def tokenize_part(part: int, of: int, data: DataConfig, base_dir: Path, cache_dir: Path, store: ObjectStore) -> str:
     """Tokenize the ranges of part 1 to `of` of a text that are not intact in the store; returns how many they are.
 
     Relative paths of `data` start at `base_dir`; a killed process goes on from `cache_dir`. Raises InvalidCorpus.
@@ -30,16 +27,16 @@ def tokenize_part(
     if (tokenizer := snapshot_build.given_tokenizer(data, base_dir)) is None:
         rule = "parts need a tokenizer that is there. Train once on a few of the files, and name its tokenizer.json"
         raise InvalidCorpus(f"data.tokenizer = {data.tokenizer!r}: is learned from all of the text; rule: {rule}")
-    chosen = text_ranges.choose_ranges(find_sources(data, base_dir), part, of)
-    ranges = {text_ranges.parts_id(data, sources, tokenizer): sources for sources in map(check_sources, chosen)}
+    chosen = text_ranges.choose_ranges(corpus.find_sources(data, base_dir), part, of)
+    ranges = {text_ranges.parts_id(data, sources, tokenizer): sources for sources in map(corpus.check_sources, chosen)}
     missing = {one: sources for one, sources in ranges.items() if not data_snapshot.has_parts(store, one)}
     files = [source for sources in missing.values() for source in sources]
     with snapshot_build.build_folder(cache_dir, codec.sha256("".join(ranges).encode())) as folder:
         try:
             snapshot_build.accelerate(tokenizer, files, sum(source.bytes for source in files))
-            encoder = PartEncoder(tokenizer=tokenizer, val_fraction=data.val_fraction, has_answers=bool(data.loss_on))
+            encoder = snapshot_writer.PartEncoder(tokenizer=tokenizer, data=data)
             for one, sources in missing.items():
-                complete_parts(folder / one, sources, encoder, deduplicate=data.deduplicate)
+                snapshot_writer.complete_parts(folder / one, sources, encoder)
                 data_snapshot.publish_parts(store, one, sorted((folder / one).glob("part-*.arrow")))
                 shutil.rmtree(folder / one)
         finally:

@@ -87,8 +87,7 @@ def known_names(place: Path) -> list[str]:
 
 
 def _files(place: Path) -> list[Path]:
-    folders = [_OWN / place, Path.cwd() / place]
-    return [file for folder in folders for file in sorted(folder.glob("*.toml"))]
+    return [file for folder in (_OWN / place, Path.cwd() / place) for file in sorted(folder.glob("*.toml"))]
 
 
 def wrong_scheme(address: str) -> str:

@@ -35,11 +35,10 @@ _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.+-]+")
 
 def read_configuration(source: str, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
     """Read, overlay and validate a configuration, or the overlays alone; raises `InvalidConfiguration`."""
-    problem = redaction.find_credentials(source, instead="the environment")
-    if not _is_remote(source) and not problem:
-        return load_configuration(_path(source) if source else None, overrides=overrides, environment=environment)
-    if problem:
+    if problem := redaction.find_credentials(source, instead="the environment"):
         raise InvalidConfiguration(f"config: the URL {problem}")
+    if not _is_remote(source):
+        return load_configuration(_path(source) if source else None, overrides=overrides, environment=environment)
     shown = redaction.without_query(source)
     if problem := addresses.wrong_scheme(shown):
         raise InvalidConfiguration(f"config {shown!r}: {problem}; rule: {addresses.READABLE}")
@@ -215,7 +214,13 @@ class _Layers:
         self, document: Mapping[str, Any], overrides: Sequence[str], environment: Mapping[str, str], name: str
     ) -> None:
         self.document, self.origins, self._name = deepcopy(dict(document)), dict[str, str](), name
-        _refuse_single_underscores(environment)
+        sections = tuple(f"CAIRN_{section.upper()}_" for section in RunConfig.model_fields)
+        single = {variable for variable in environment if variable.startswith(sections) and "__" not in variable}
+        for known in keys_by_name().values() if single else ():  # making that list takes a while
+            right = f"CAIRN_{known.key.upper().replace('-', '_').replace('.', '__')}"
+            if known.section and (wrong := right.replace("__", "_")) in single:
+                advice = f"did you mean {right}? Two underscores end a section"
+                raise InvalidConfiguration(f"{wrong}: sets nothing; {advice}")
         for variable, value in sorted(environment.items()):
             if variable.startswith("CAIRN_") and "__" in variable:
                 self._put(variable.removeprefix("CAIRN_").lower().split("__"), value, origin=variable)
@@ -238,11 +243,8 @@ class _Layers:
 
     def _origin(self, rule: BrokenRule) -> str:
         """Return the overlay that set the key, or one that the broken rule of its section names; else the document."""
-        named = (
-            origin
-            for key, origin in self.origins.items()
-            if key.startswith(f"{rule.key}.") and (rule.unknown or f"{key.rpartition('.')[2]}=" in rule.text)
-        )
+        within = ((key, origin) for key, origin in self.origins.items() if key.startswith(f"{rule.key}."))
+        named = (origin for key, origin in within if rule.unknown or f"{key.rpartition('.')[2]}=" in rule.text)
         return self.origins.get(rule.key) or next(named, self._name)
 
     def _put(self, keys: Sequence[str], text: str, *, origin: str) -> None:
@@ -259,15 +261,6 @@ class _Layers:
         except tomllib.TOMLDecodeError:
             section[keys[-1]] = text
         self.origins[".".join(keys)] = origin
-
-
-def _refuse_single_underscores(environment: Mapping[str, str]) -> None:
-    sections = tuple(f"CAIRN_{name.upper()}_" for name in RunConfig.model_fields)
-    single = {name for name in environment if name.startswith(sections) and "__" not in name}
-    for key in keys_by_name().values() if single else ():  # making that list takes a while
-        right = f"CAIRN_{key.key.upper().replace('-', '_').replace('.', '__')}"
-        if key.section and (wrong := right.replace("__", "_")) in single:
-            raise InvalidConfiguration(f"{wrong}: sets nothing; did you mean {right}? Two underscores end a section")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

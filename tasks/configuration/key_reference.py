@@ -14,9 +14,7 @@ from cairn.tasks.configuration.run_configuration import FROZEN_SECTIONS, RunConf
 from cairn.tasks.configuration.synonyms import ALIKE, find_advice, find_alike, likeness, words_for
 
 _MOST_CHARACTERS = 80
-_UNIT_SUFFIXES = {"gpu_seconds": "device seconds"} | {
-    name: name for name in ("seconds", "bytes", "steps", "tokens", "nats")
-}
+_UNITS = {"gpu_seconds": "device seconds", **{name: name for name in ("seconds", "bytes", "steps", "tokens", "nats")}}
 """Ends of key names, with the unit that each means."""
 _NUMBERS = {"boolean": "true or false", "integer": "a whole number", "number": "a number"}
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaximum": "below", "maximum": "at most"}
@@ -66,7 +64,7 @@ def keys_by_name() -> Mapping[str, ConfigurationKey]:
         if _reference(field) or field.get("internal"):
             continue
         section, _, name = key.partition(".")
-        unit = next((unit for suffix, unit in _UNIT_SUFFIXES.items() if name.endswith(f"_{suffix}")), "")
+        unit = next((unit for suffix, unit in _UNITS.items() if name.endswith(f"_{suffix}")), "")
         keys[key] = ConfigurationKey(
             key=key,
             meaning=" ".join(field["description"].split()),
@@ -188,11 +186,6 @@ def unknown_key(key: str, *, is_section: bool = False) -> str:
     return f"unknown key; `{command}` lists the keys"
 
 
-@cache
-def _secret_keys() -> frozenset[str]:
-    return frozenset(key for key, field, *_ in _fields(_schema(), "", {}) if field.get("writeOnly"))
-
-
 def _dotted(path: Sequence[str | int]) -> str:
     return ".".join(part for part in path if isinstance(part, str))
 
@@ -200,8 +193,8 @@ def _dotted(path: Sequence[str | int]) -> str:
 def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: object) -> Iterator[BrokenRule]:
     name, shown = _dotted(path), _cut(".".join(map(str, path))) or "the configuration"
     known = keys_by_name().get(name)
-    is_shown = not isinstance(value, Mapping) and name not in _secret_keys()
-    given = f"{shown} = {_cut(repr(value))}" if is_shown else shown
+    is_secret = any(key == name and field.get("writeOnly") for key, field, *_ in _fields(_schema(), "", {}))
+    given = shown if isinstance(value, Mapping) or is_secret else f"{shown} = {_cut(repr(value))}"
     if kind == "missing":
         required = [key for key in keys_by_name().values() if key.section == name and key.default == "required"]
         for key in [known] if known else required:

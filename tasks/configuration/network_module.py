@@ -16,9 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from cairn.model.configuration.network import FILLED_IN, KNOWN_PACKAGES, OF_MODULE, PYTHON_FILE, ModelConfig
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores.codec import encode, sha256
-from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, read_verified
-from cairn.storage.stores.regular_file import read_file
+from cairn.storage.stores import codec, object_store, regular_file
 from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.errors import InvalidConfiguration
 
@@ -37,7 +35,10 @@ def read_module(model: ModelConfig, folder: Path) -> tuple[ModelConfig, dict[str
 
     Raises InvalidConfiguration with a line for each broken rule.
     """
-    path, name = _entry(model, folder)
+    named, _, entry = (model.module or "").rpartition(":")
+    if not named.endswith(".py") or not entry.isidentifier():
+        raise _refusal(model, "rule: a Python file and the name of a function or class in it, such as my_net.py:build")
+    path = folder / expand_home("model.module", named)
     trees, files = dict[str, ast.Module](), dict[str, bytes]()
     waiting = [path]
     while waiting:
@@ -49,10 +50,10 @@ def read_module(model: ModelConfig, folder: Path) -> tuple[ModelConfig, dict[str
             raise _refusal(model, f"{file.name} is one file more than it may be made of; rule: {rule}")
         files[file.name], trees[file.name] = _read(model, file)
         waiting += _files_beside(model, file, trees[file.name])
-    arguments = _check_arguments(model, _parameters(model, trees[path.name], name))
-    hashes = {file: sha256(files[file]) for file in sorted(files)}
-    named = f"{path.name}:{name}"  # without folders, which another machine has otherwise
-    return model.model_copy(update={"module": named, "files": hashes, "arguments": arguments}), files
+    arguments = _check_arguments(model, _parameters(model, trees[path.name], entry))
+    hashes = {name: codec.sha256(files[name]) for name in sorted(files)}
+    module = f"{path.name}:{entry}"  # without folders, which another machine has otherwise
+    return model.model_copy(update={"module": module, "files": hashes, "arguments": arguments}), files
 
 
 def require_allowed(model: ModelConfig, allowed: Sequence[str]) -> None:
@@ -64,39 +65,35 @@ def require_allowed(model: ModelConfig, allowed: Sequence[str]) -> None:
     if missing or not files:
         named = ", ".join(missing) or "one without files"
         every = ",".join(files.values())
-        raise InvalidConfiguration(
-            f"model.module = {model.module!r}: this machine runs code of a store only where its own configuration "
-            f"allows it, and not {named}; rule: a file given on this command line, or one whose sha256 is allowed. "
-            f"Give the configuration beside the file, or read it in the store and set CAIRN_CODE__ALLOW={every}"
-        )
+        problem = f"this machine runs code of a store only where its own configuration allows it, and not {named}"
+        rule = "a file given on this command line, or one whose sha256 is allowed"
+        remedy = f"Give the configuration beside the file, or read it in the store and set CAIRN_CODE__ALLOW={every}"
+        raise _refusal(model, f"{problem}; rule: {rule}. {remedy}")
 
 
-def keep_files(store: ObjectStore, model: ModelConfig, files: Mapping[str, bytes]) -> None:
-    """Store each file of the module that this command was given, once, as `code/<sha256>.py`."""
+def keep_files(store: object_store.ObjectStore, model: ModelConfig, files: Mapping[str, bytes]) -> None:
+    """Store each file of the module that this command was given as `code/<sha256>.py`, over a damaged one too."""
     for name, digest in (model.files or {}).items():
-        with suppress(IntegrityError):  # missing or damaged
-            check_object(store, promised_file(store, name, digest))
-            continue
-        if sha256(files.get(name, b"")) == digest:
+        if codec.sha256(files.get(name, b"")) == digest:
             store.write(f"code/{digest}.py", files[name])
 
 
-def read_files(store: ObjectStore, model: ModelConfig, allowed: Sequence[str]) -> dict[str, bytes]:
+def read_files(store: object_store.ObjectStore, model: ModelConfig, allowed: Sequence[str]) -> dict[str, bytes]:
     """Return the stored bytes of the module's files by name, none for another network.
 
     Raises InvalidConfiguration unless each of them is allowed, and IntegrityError if one is missing or has changed.
     """
     require_allowed(model, allowed)
     promised = {name: promised_file(store, name, digest) for name, digest in (model.files or {}).items()}
-    return {name: bytes(read_verified(store, expected)) for name, expected in promised.items()}
+    return {name: bytes(object_store.read_verified(store, expected)) for name, expected in promised.items()}
 
 
-def promised_file(store: ObjectStore, name: str, digest: str) -> ExpectedObject:
+def promised_file(store: object_store.ObjectStore, name: str, digest: str) -> object_store.ExpectedObject:
     """Return the stored file; raises IntegrityError if it is missing."""
     if (size := store.size(key := f"code/{digest}.py")) is None or size > _MOST_BYTES:
         problem = "missing" if size is None else f"{size:,} bytes"
         raise IntegrityError(f"{key}: {problem}, and the run's network is made by it ({name}); restore it")
-    return ExpectedObject(key=key, bytes=size, sha256=digest)
+    return object_store.ExpectedObject(key=key, bytes=size, sha256=digest)
 
 
 def module_versions(model: ModelConfig) -> dict[str, str]:
@@ -116,16 +113,9 @@ def module_versions(model: ModelConfig) -> dict[str, str]:
     return versions
 
 
-def _entry(model: ModelConfig, folder: Path) -> tuple[Path, str]:
-    file, _, name = (model.module or "").rpartition(":")
-    if not file.endswith(".py") or not name.isidentifier():
-        raise _refusal(model, "rule: a Python file and the name of a function or class in it, such as my_net.py:build")
-    return folder / expand_home("model.module", file), name
-
-
 def _read(model: ModelConfig, file: Path) -> tuple[bytes, ast.Module]:
     try:
-        content = read_file(file, _MOST_BYTES)
+        content = regular_file.read_file(file, _MOST_BYTES)
         return content, ast.parse(content)
     except SyntaxError as error:
         raise _refusal(model, f"{file.name}, line {error.lineno}: {error.msg}; rule: a file of this Python") from error
@@ -140,7 +130,12 @@ def _files_beside(model: ModelConfig, file: Path, tree: ast.Module) -> Iterator[
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
         where = f"{file.name}, line {node.lineno}"
-        for root, is_relative in _roots(model, where, node):
+        names, level = [alias.name for alias in node.names], 0
+        if isinstance(node, ast.ImportFrom):
+            names, level = [node.module] if node.module else names, node.level
+        if level > 1:
+            raise _refusal(model, f"{where}: imports from a folder above; rule: plain files in one folder")
+        for root in (name.partition(".")[0] for name in names):
             beside = file.parent / f"{root}.py"
             known = root in KNOWN_PACKAGES or root in model.imports
             if beside.exists() and known:
@@ -149,21 +144,11 @@ def _files_beside(model: ModelConfig, file: Path, tree: ast.Module) -> Iterator[
                 raise _refusal(model, f"{where}: {beside.name} is a link; rule: an ordinary file beside it")
             if beside.exists():
                 yield beside
-            elif is_relative:
+            elif level:
                 raise _refusal(model, f"{where}: no {beside.name} lies beside it; rule: plain files in one folder")
             elif not known and node in tree.body:  # one further inside may never run: it is refused where it does
                 packages = "torch, numpy, the standard library, and files beside it"
                 raise _refusal(model, f"{where}: imports {root}; rule: {packages}, or name it in model.imports")
-
-
-def _roots(model: ModelConfig, where: str, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, bool]]:
-    if isinstance(node, ast.ImportFrom):
-        if node.level > 1:
-            raise _refusal(model, f"{where}: imports from a folder above; rule: plain files in one folder")
-        names = [node.module] if node.module else [alias.name for alias in node.names]
-        yield from ((name.partition(".")[0], node.level == 1) for name in names)
-    else:
-        yield from ((alias.name.partition(".")[0], False) for alias in node.names)
 
 
 def _parameters(model: ModelConfig, tree: ast.Module, name: str) -> ast.arguments:
@@ -191,11 +176,9 @@ def _check_arguments(model: ModelConfig, declared: ast.arguments) -> dict[str, A
     given, every = model.arguments or {}, [*declared.args, *declared.kwonlyargs]
     defaults = [None] * (len(declared.args) - len(declared.defaults)) + [*declared.defaults, *declared.kw_defaults]
     taken = ", ".join(ast.unparse(one) for one in every) or "nothing"
-    wrong = [
-        f"model.{name} = {value!r}: {model.module} has no such argument; it takes {taken}"
-        for name, value in given.items()
-        if name not in {one.arg for one in every}
-    ]
+    unknown = [name for name in given if name not in {one.arg for one in every}]
+    rule = f"{model.module} has no such argument; it takes {taken}"
+    wrong = [f"model.{name} = {given[name]!r}: {rule}" for name in unknown]
     arguments = dict[str, Any]()
     for parameter, default in zip(every, defaults, strict=True):
         name, text = parameter.arg, ast.unparse(parameter)
@@ -221,7 +204,7 @@ def _check_arguments(model: ModelConfig, declared: ast.arguments) -> dict[str, A
 
 def _typed(kind: Any, value: object) -> Any:
     """Return the value as one of this type that JSON holds; raises as the two that find out do."""
-    return TypeAdapter(kind).validate_json(encode(value), strict=True)
+    return TypeAdapter(kind).validate_json(codec.encode(value), strict=True)
 
 
 def _refusal(model: ModelConfig, problem: str) -> InvalidConfiguration:

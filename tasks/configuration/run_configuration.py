@@ -9,10 +9,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig
 from cairn.model.configuration.network import Digest, ModelConfig, Positive, Section
 from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
-from cairn.storage.stores.codec import encode, sha256
-from cairn.storage.stores.redaction import find_http_problem
-from cairn.tasks.configuration import settings
-from cairn.tasks.configuration.addresses import expand_home
+from cairn.storage.stores import codec, redaction
+from cairn.tasks.configuration import addresses, settings
 
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 """The sections that decide which run it is; `UNFROZEN_TRAINING` is excepted."""
@@ -25,6 +23,7 @@ MACHINE_KEYS = (
 
 `evaluation.evaluators` of a log stay suites, because promotion may need them, and are marked as logged.
 """
+_SPLIT = BeforeValidator(lambda given: given.replace(",", " ").split() if isinstance(given, str) else given)
 
 
 class ExportersConfig(Section, use_attribute_docstrings=True):
@@ -43,31 +42,28 @@ class ExportersConfig(Section, use_attribute_docstrings=True):
             if "://" in getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a folder of this machine")
         variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        if self.mlflow and (problem := find_http_problem(self.mlflow, instead=variables)):
+        if self.mlflow and (problem := redaction.find_http_problem(self.mlflow, instead=variables)):
             raise ValueError(f"mlflow: the address {problem}; `mlflow server` starts one")
         return self
 
     def based_at(self, folder: Path) -> "ExportersConfig":
         """Return the same with absolute folders; a relative one starts at `folder`."""
         named = {name: given for name in ("tensorboard", "wandb") if (given := getattr(self, name))}
-        paths = {name: str(folder / expand_home(f"exporters.{name}", given)) for name, given in named.items()}
+        paths = {name: str(folder / addresses.expand_home(f"exporters.{name}", given)) for name, given in named.items()}
         return self.model_copy(update=paths)
 
 
 class CodeConfig(Section, use_attribute_docstrings=True):
     """The networks of one's own (model.module) that this machine runs from a store: none is taken from a log."""
 
-    allow: Annotated[
-        tuple[Digest, ...],
-        BeforeValidator(lambda given: given.replace(",", " ").split() if isinstance(given, str) else given),
-    ] = ()
+    allow: Annotated[tuple[Digest, ...], _SPLIT] = ()
     """sha256 of each file that it may run, beside those that this command was given as files"""
     files: dict[str, bytes] = Field(default_factory=dict, json_schema_extra={"internal": True})
     """those that this command was given, by name"""
 
     def with_files(self, files: Mapping[str, bytes]) -> "CodeConfig":
         """Return the same, with these files allowed too."""
-        return CodeConfig(allow=(*self.allow, *map(sha256, files.values())), files=dict(files))
+        return CodeConfig(allow=(*self.allow, *map(codec.sha256, files.values())), files=dict(files))
 
 
 class SetConfig(Section, use_attribute_docstrings=True):
@@ -124,34 +120,24 @@ class RunConfig(Section, use_attribute_docstrings=True):
         return document
 
     @model_validator(mode="after")
-    def _stages_begin(self) -> Self:
+    def _sections_fit_together(self) -> Self:
         for stage in self.data.stages[-1:]:
             if stage.step >= self.training.steps:
                 problem = f"step {stage.step} is never reached, training.steps = {self.training.steps}"
                 raise ValueError(f"data.stages: {problem}; lower the step, or leave the stage out")
-        return self
-
-    @model_validator(mode="after")
-    def _module_is_trained_as_it_is(self) -> Self:
+        # A network of one's own is trained as it is.
         of_ours = {"kernels": "fused", "parallel": "fsdp", "optimizer": "muon"}
         for key in ("init_from", "compile", "lora", "mask_documents", "z_loss", *of_ours) if self.model.module else ():
             value = getattr(self.training, key)
             if value and value == of_ours.get(key, value):
                 raise ValueError(f"training.{key} = {value!r} is only for the networks that Cairn has; leave it out")
-        if self.model.module and self.data.loss_on:
-            raise ValueError(
-                f"data.loss_on = {self.data.loss_on!r} is only for the networks that Cairn has; leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _gates_have_their_suites(self) -> Self:
+        loss_on = self.data.loss_on
+        if self.model.module and loss_on:
+            raise ValueError(f"data.loss_on = {loss_on!r} is only for the networks that Cairn has; leave it out")
         known = ["", self.evaluation.name, *(item.name for item in self.evaluation.evaluators if item.required)]
         for suite in (gate.suite for gate in self.promotion.gates if gate.suite not in known):
-            names = ", ".join(known[1:])
-            raise ValueError(
-                f"promotion.gates: suite {suite!r} measures no candidate; name one of {names}, or require it"
-            )
+            remedy = f"name one of {', '.join(known[1:])}, or require it"
+            raise ValueError(f"promotion.gates: suite {suite!r} measures no candidate; {remedy}")
         return self
 
     def document(self) -> dict[str, Any]:
@@ -166,7 +152,7 @@ class RunConfig(Section, use_attribute_docstrings=True):
 
     def frozen_sha256(self) -> str:
         """Return the identity of the frozen part."""
-        return sha256(encode(self.frozen()))
+        return codec.sha256(codec.encode(self.frozen()))
 
     def with_mode(self, *, precision: str, kernels: str) -> Self:
         """Return the configuration with these values where its own are `auto`."""

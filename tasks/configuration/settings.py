@@ -7,26 +7,18 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
-from cairn.storage.stores.codec import encode, sha256
-from cairn.storage.stores.redaction import find_http_problem
+from cairn.storage.stores import codec, redaction
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Name = Annotated[
-    str,
-    Field(
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$",
-        json_schema_extra={"rule": "a name of letters, digits, '_', '.' and '-' that begins with none of the last two"},
-    ),
-]
+_NAME_RULE = "a name of letters, digits, '_', '.' and '-' that begins with none of the last two"
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", json_schema_extra={"rule": _NAME_RULE})]
 METRIC = "val_loss"
 """The held-out loss in an evaluation's metrics, by which checkpoints are ranked, promoted and stopped."""
 SUITE_KEYS = ("name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed", "evaluators")
 """The keys of a suite: those that a suite file may hold."""
-Command = Annotated[
-    tuple[str, ...],
-    BeforeValidator(lambda command: tuple(shlex.split(command)) if isinstance(command, str) else command),
-    Field(json_schema_extra={"rule": "a command line, or a list of its words"}),
-]
+_SPLIT = BeforeValidator(lambda command: tuple(shlex.split(command)) if isinstance(command, str) else command)
+_COMMAND_RULE = "a command line, or a list of its words"
+Command = Annotated[tuple[str, ...], _SPLIT, Field(json_schema_extra={"rule": _COMMAND_RULE})]
 Verdict = Literal["diverging", "stuck", "spiking", "overfitting", "clipping", "repeating", "plateau", "too-early"]
 
 
@@ -85,7 +77,7 @@ class EvaluatorConfig(Section, use_attribute_docstrings=True):
             option, equals, value = ("", "", argument) if argument in files else argument.partition("=")
             command.append(f"{option}{equals}sha256:{files[value]}" if value in files else argument)
         measured = {"kind": "command", "name": self.name, "command": command}
-        return sha256(encode(measured | {"evaluator_version": self.evaluator_version}))
+        return codec.sha256(codec.encode(measured | {"evaluator_version": self.evaluator_version}))
 
 
 class EvaluationConfig(Section, use_attribute_docstrings=True):
@@ -306,10 +298,9 @@ class CostConfig(Section, use_attribute_docstrings=True):
 
     gpu_hour_price: NotNegativeNumber | None = None
     """price of one device for an hour; not set: no costs are shown"""
-    currency: Annotated[
-        str,
-        Field(pattern=r"^[^\W\d_]{1,8}$|^[$€£¥]$", json_schema_extra={"rule": "up to 8 letters, or one of $ € £ ¥"}),
-    ] = "USD"
+    currency: str = Field(
+        "USD", pattern=r"^[^\W\d_]{1,8}$|^[$€£¥]$", json_schema_extra={"rule": "up to 8 letters, or one of $ € £ ¥"}
+    )
     """currency of the price"""
     limit: PositiveNumber | None = None
     """device hours, or money where there is a price, above which no further segment is trained"""
@@ -325,10 +316,9 @@ class NotifyConfig(Section, use_attribute_docstrings=True):
     """command of this machine that reads each notice as JSON from standard input"""
     webhook: SecretStr = SecretStr("")
     """address that each notice is posted to as JSON"""
-    block: Annotated[
-        str,
-        Field(pattern=r"^([a-z0-9-]+/[a-z0-9-]+)?$", json_schema_extra={"rule": "type/name, as Prefect lists blocks"}),
-    ] = ""
+    block: str = Field(
+        "", pattern=r"^([a-z0-9-]+/[a-z0-9-]+)?$", json_schema_extra={"rule": "type/name, as Prefect lists blocks"}
+    )
     """notification block of the Prefect server, such as slack-webhook/team"""
     timeout_seconds: Seconds = 10.0
     """how long the command or the webhook may take for one notice"""
@@ -343,6 +333,6 @@ class NotifyConfig(Section, use_attribute_docstrings=True):
     @classmethod
     def _webhook_is_an_address(cls, given: SecretStr) -> SecretStr:
         address = given.get_secret_value()
-        if address and (problem := find_http_problem(address, instead="its path")):
+        if address and (problem := redaction.find_http_problem(address, instead="its path")):
             raise ValueError(f"the address {problem}; it may be a secret, so it is not shown")
         return given

@@ -13,12 +13,11 @@ from cairn.tasks.errors import ConfigDrift
 
 def parse_stored_configuration(document: Mapping[str, Any]) -> run_configuration.RunConfig:
     """Return it validated, without `MACHINE_KEYS`, evaluators marked as logged; `IntegrityError` names a bad key."""
-    said = {
-        name: {key: item for key, item in section.items() if f"{name}.{key}" not in run_configuration.MACHINE_KEYS}
-        if isinstance(section, Mapping)
-        else section
-        for name, section in document.items()
-    }
+    said = dict(document)
+    for name, given in document.items():
+        if isinstance(given, Mapping):
+            taken = {key: item for key, item in given.items() if f"{name}.{key}" not in run_configuration.MACHINE_KEYS}
+            said[name] = taken
     try:
         config = run_configuration.RunConfig.model_validate(said)
     except ValidationError as error:
@@ -53,19 +52,14 @@ def keep_numerics(config: run_configuration.RunConfig, opened: Mapping[str, Any]
 def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the keys that two documents do not agree on, in order, with both values; one that lacks it is absent."""
     first, second = flatten(before), flatten(now)
-    return {
-        key: (first.get(key, "(absent)"), second.get(key, "(absent)"))
-        for key in sorted(first.keys() | second.keys())
-        if first.get(key) != second.get(key)
-    }
+    differing = (key for key in sorted(first.keys() | second.keys()) if first.get(key) != second.get(key))
+    return {key: (first.get(key, "(absent)"), second.get(key, "(absent)")) for key in differing}
 
 
 def check_drift(opened: Mapping[str, Any], config: run_configuration.RunConfig, *, run_id: str) -> None:
     """Raise `ConfigDrift` with the difference when `config` would be another run than the opened one."""
-    lines = [
-        f"  {key}: run has {before!r}, this command has {now!r}"
-        for key, (before, now) in differing_keys(opened, config.frozen()).items()
-    ]
+    differing = differing_keys(opened, config.frozen()).items()
+    lines = [f"  {key}: run has {before!r}, this command has {now!r}" for key, (before, now) in differing]
     if lines:
         fork = f"go on from this one's newest checkpoint: cairn fork {run_id} NEW-RUN --set …"
         hint = f"these are frozen at run-opened; undo the change, start another run with --run-id, or {fork}"

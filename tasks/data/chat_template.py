@@ -8,11 +8,10 @@ Source: https://huggingface.co/docs/transformers/chat_templating.
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
-import jinja2
 import jinja2.nodes
 import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -46,14 +45,6 @@ class Rendered:
     detail: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Row:
-    messages: Any = None
-    prompt: Any = None
-    completion: Any = None
-    tools: Any = None
-
-
 class _Fault(Exception):
     """Why a row has no text: its kind, then the detail."""
 
@@ -66,67 +57,50 @@ def run() -> None:
             renderer = None if template is None else Renderer(template)
         except (jinja2.TemplateError, RecursionError, SyntaxError, TypeError, ValueError) as error:
             sys.exit(f"the chat template cannot be read: {' '.join(str(error).split())}")
-        for offset, row in _rows(rows):
-            out.write(msgspec.json.encode(render_row(renderer, offset, row)) + b"\n")
-
-
-def _rows(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    while line := stream.readline():
-        offset, size = map(int, line.split())
-        yield offset, stream.read(size)
+        while line := rows.readline():
+            offset, size = map(int, line.split())
+            out.write(msgspec.json.encode(render_row(renderer, offset, rows.read(size))) + b"\n")
 
 
 def render_row(renderer: "Renderer | None", offset_bytes: int, content: bytes) -> Rendered:
     """Return the text of a row of JSON, or why there is none; without a template of prompt and completion alone."""
     try:
-        row = _parse(content)
-        text, answers = _join(row) if renderer is None else _converse(renderer, row, len(content))
+        text, answers = _text_of(renderer, content)
         text.encode("utf-8")  # a lone surrogate is legal in an escape
+        if not text.strip():
+            raise _Fault(RejectionKind.EMPTY, "no text but white space")
+        return Rendered(offset_bytes=offset_bytes, text=text, answers=tuple(answers))
     except UnicodeError as error:
-        return Rendered(offset_bytes=offset_bytes, kind=RejectionKind.NOT_UTF8, detail=str(error))
+        kind, detail = RejectionKind.NOT_UTF8, str(error)
     except _Fault as fault:
         kind, detail = fault.args
-        return Rendered(offset_bytes=offset_bytes, kind=kind, detail=detail)
-    if not text.strip():
-        return Rendered(offset_bytes=offset_bytes, kind=RejectionKind.EMPTY, detail="no text but white space")
-    return Rendered(offset_bytes=offset_bytes, text=text, answers=tuple(answers))
+    return Rendered(offset_bytes=offset_bytes, kind=kind, detail=detail)
 
 
-def _parse(content: bytes) -> _Row:
+def _text_of(renderer: "Renderer | None", content: bytes) -> tuple[str, list[Span]]:
     if len(content) > _MOST_ROW_BYTES:
         raise _Fault(RejectionKind.TOO_LONG, f"longer than {_MOST_ROW_BYTES} bytes")
-    try:
-        content.decode("utf-8")  # the parser does not check skipped fields
-        row = msgspec.json.decode(content, type=_Row)
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
-        try:  # leniently: a row is not thrown away for a field that nobody reads
-            found = json.loads(content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape"))
-        except (ValueError, RecursionError) as error:
-            raise _Fault(RejectionKind.NOT_JSON, str(error)) from error
-        if not isinstance(found, dict):
-            raise _Fault(RejectionKind.NOT_JSON, "no object") from None
-        row = _Row(**{name: found.get(name) for name in _Row.__slots__})
-    if row.messages is None and (row.prompt is None or row.completion is None):
+    try:  # leniently: a row is not thrown away for a field that nobody reads
+        row = json.loads(content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        raise _Fault(RejectionKind.NOT_JSON, str(error)) from error
+    if not isinstance(row, dict):
+        raise _Fault(RejectionKind.NOT_JSON, "no object")
+    messages, prompt, completion = (row.get(name) for name in ("messages", "prompt", "completion"))
+    if messages is None and (prompt is None or completion is None):
         raise _Fault(RejectionKind.MISSING_FIELD, "no fields messages, or prompt and completion, or null in them")
-    return row
-
-
-def _join(row: _Row) -> tuple[str, list[Span]]:
-    """Return prompt and completion as they stand: the completion and the end of text behind it are the answer."""
-    if row.messages is not None or not (isinstance(row.prompt, str) and isinstance(row.completion, str)):
+    if renderer is None:  # as they stand: the completion and the end of text behind it are the answer
+        if messages is None and isinstance(prompt, str) and isinstance(completion, str):
+            return prompt + completion, [(len(prompt), len(prompt) + len(completion) + 1)]
         remedy = "name with data.tokenizer a tokenizer.json with chat_template.jinja or tokenizer_config.json beside it"
         raise _Fault(RejectionKind.TEMPLATE, f"messages need a chat template: {remedy}")
-    text = row.prompt + row.completion
-    return text, [(len(row.prompt), len(text) + 1)]
-
-
-def _converse(renderer: "Renderer", row: _Row, size: int) -> tuple[str, list[Span]]:
-    before = [] if row.messages is not None else _messages(row.prompt, "user")
-    after = _messages(row.completion, "assistant") if row.messages is None else _messages(row.messages)
+    before = [] if messages is not None else _messages(prompt, "user")
+    after = _messages(completion, "assistant") if messages is None else _messages(messages)
     if not any(message["role"] == "assistant" for message in after):
         raise _Fault(RejectionKind.NO_ANSWER, "no message of the assistant")
+    most = _LEAST_CHARACTERS + _MOST_GROWTH * len(content)
     try:
-        return renderer.render([*before, *after], row.tools, len(before), _LEAST_CHARACTERS + _MOST_GROWTH * size)
+        return renderer.render([*before, *after], row.get("tools"), len(before), most)
     except (_Fault, MemoryError):
         raise
     except Exception as error:  # a template may raise anything
@@ -158,8 +132,7 @@ class Renderer:
         marked = _CLOSING.sub(r"{%\1 endcall \2%}", _OPENING.sub(rf"{{%\1 call {_MARK}() \2%}}", template.text))
         calls = sandbox.parse(marked).find_all(jinja2.nodes.Call)
         self._is_marked = any(isinstance(call.node, jinja2.nodes.Name) and call.node.name == _MARK for call in calls)
-        self._template, self._tokens, self._most = sandbox.from_string(marked), dict(template.tokens), 0
-        self._length, self._marked = 0, list[tuple[int, str]]()
+        self._template, self._tokens = sandbox.from_string(marked), dict(template.tokens)
 
     def render(self, messages: Sequence[Any], tools: Any, first: int, most: int) -> tuple[str, list[Span]]:
         """Return the text, of at most so many characters, and its answers from message `first` on.

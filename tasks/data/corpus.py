@@ -16,9 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -28,8 +27,7 @@ from cairn.storage.stores import codec
 from cairn.tasks.data import document_reader, source_files
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, make_document
 from cairn.tasks.data.document_reader import EMPTY_FILE, HELD_OUT_END, SEPARATED, WHOLE_FILE, TextFile
-from cairn.tasks.data.text_format import TextFormat
-from cairn.tasks.data.text_pieces import CHUNK_BYTES
+from cairn.tasks.data.text_format import CHUNK_BYTES, TextFormat
 
 # A preview checks a corpus up to this size; of a larger one it only finds the files.
 PREVIEW_BYTES = 64 * 1024 * 1024
@@ -42,14 +40,13 @@ DOCSTRINGS = "python:docstrings"
 # Part of the content hash, which is of the source files: increase it when the extraction changes.
 _EXTRACTION_VERSION = 1
 # Tests, installed packages, and generated or machine-dependent files are not prose.
-_SKIPPED_FOLDERS = frozenset(
-    {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib-dynload", "__pycache__", "__phello__"}
-    | {"idlelib", "lib2to3", "pydoc_data", "turtledemo", "ensurepip"}
-)
+_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib-dynload", "__pycache__"}
+_SKIPPED_FOLDERS |= {"__phello__", "idlelib", "lib2to3", "pydoc_data", "turtledemo", "ensurepip"}
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
 
 OnBytes: TypeAlias = Callable[[int, int], None]
-_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_DECODER = codecs.getincrementaldecoder("utf-8")
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def open_corpus(data: DataConfig, base_dir: Path, on_bytes: OnBytes | None = None) -> tuple[Source, ...]:
@@ -64,10 +61,23 @@ def open_corpus(data: DataConfig, base_dir: Path, on_bytes: OnBytes | None = Non
 
 def find_sources(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
     """Return the sources as `open_corpus` does, but the files unchecked, with an empty `sha256`."""
-    built_in, files = _find(data, base_dir)
-    # A text of unknown size is taken for one that is not compressed.
-    unchecked = [_source(data, file, sha256="", text_bytes=file.bytes) for file in files]
-    return tuple(sorted([*built_in, *unchecked], key=lambda source: (source.group, source.name)))
+    entries = (*data.sources, *data.val_sources)
+    group_of = dict(zip(entries, data.source_names if data.weights else [""] * len(entries), strict=True))
+    sources = list[Source]()
+    for name in [name for name in group_of if name.startswith("python:")]:
+        sources.append(_built_in_source(data, name, group_of.pop(name)))
+    files = source_files.find_files(data, group_of, base_dir)
+    texts = sum(file.unit == WHOLE_FILE for file in files)
+    unit = WHOLE_FILE
+    if data.separator:
+        unit = SEPARATED
+    elif not data.val_sources and (data.split == "end" or (data.split == "auto" and texts <= FEW_FILES)):
+        unit = HELD_OUT_END
+    for file in files:
+        found = replace(file, unit=unit) if file.unit == WHOLE_FILE else file
+        # A text of unknown size is taken for one that is not compressed.
+        sources.append(_source(data, found, sha256="", text_bytes=file.bytes))
+    return tuple(sorted(sources, key=lambda source: (source.group, source.name)))
 
 
 def check_sources(sources: Sequence[Source], on_bytes: OnBytes | None = None) -> tuple[Source, ...]:
@@ -88,22 +98,9 @@ def preview_corpus(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
     return check_sources(found) if sum(source.bytes for source in found) <= PREVIEW_BYTES else found
 
 
-def _find(data: DataConfig, base_dir: Path) -> tuple[list[Source], list[TextFile]]:
-    entries = (*data.sources, *data.val_sources)
-    group_of = dict(zip(entries, data.source_names if data.weights else [""] * len(entries), strict=True))
-    python = [source for source in group_of if source.startswith("python:")]
-    built_in = [_placed(replace(open_python_source(name), group=group_of.pop(name)), name, data) for name in python]
-    files = source_files.find_files(data, group_of, base_dir)
-    if data.separator:
-        files = [replace(file, unit=SEPARATED) if file.unit == WHOLE_FILE else file for file in files]
-    texts = sum(file.unit == WHOLE_FILE for file in files)
-    if not data.val_sources and data.split != "documents" and not (data.split == "auto" and texts > FEW_FILES):
-        files = [replace(file, unit=HELD_OUT_END) if file.unit == WHOLE_FILE else file for file in files]
-    return built_in, files
-
-
-def _placed(source: Source, name: str, data: DataConfig) -> Source:
-    """Return the built-in source with its documents in the split that the configuration says, if it says one."""
+def _built_in_source(data: DataConfig, name: str, group: str) -> Source:
+    """Return the source of this name, its documents in the split that the configuration says, if it says one."""
+    source = replace(open_python_source(name), group=group)
     if not (placed := data.placed(name)):
         return source
     return replace(source, placed=placed, pieces=lambda: (replace(item, placed=placed) for item in source.documents()))
@@ -111,6 +108,9 @@ def _placed(source: Source, name: str, data: DataConfig) -> Source:
 
 def _source(data: DataConfig, file: TextFile, *, sha256: str, text_bytes: int) -> Source:
     border = int(text_bytes * (1 - data.val_fraction)) if file.unit == HELD_OUT_END else None
+    form = "" if file.format in (TextFormat.TEXT, TextFormat.JSON_LINES, TextFormat.PARQUET) else str(file.format)
+    if data.loss_on:
+        form = f"{form} conversations {codec.sha256(codec.encode(file.template))}".strip()
     return Source(
         name=file.name,
         bytes=file.bytes,
@@ -121,58 +121,41 @@ def _source(data: DataConfig, file: TextFile, *, sha256: str, text_bytes: int) -
         border=border,
         text_bytes=text_bytes,
         placed=file.placed,
-        form=_form(data, file),
+        form=form,
         places_of=partial(_describe_places, file),
         check=None if sha256 else partial(_check, data, file),
     )
 
 
-def _form(data: DataConfig, file: TextFile) -> str:
-    form = "" if file.format in (TextFormat.TEXT, TextFormat.JSON_LINES, TextFormat.PARQUET) else str(file.format)
-    return f"{form} conversations {codec.sha256(codec.encode(file.template))}".strip() if data.loss_on else form
-
-
 def _check(data: DataConfig, file: TextFile) -> Source:
     """Hash the file; a text whose end is held out must be UTF-8 (RFC 3629) and, unless a glob found it, not empty."""
-    text_bytes = 0
-    with _open_hashed(file) as stream:
+    text_bytes, has_text = 0, False
+    with _open_hashed(file) as (stream, hash_to_end):
         if file.unit == HELD_OUT_END:
-            text_bytes = _require_text(file, document_reader.decompress(cast(BinaryIO, stream), file.codec, file.bytes))
-        digest = stream.sha256_to_end()
-    if file.unit == HELD_OUT_END and not text_bytes:
-        file = replace(file, unit=EMPTY_FILE)
+            text, decoder = document_reader.decompress(stream, file.codec, file.bytes), _DECODER()
+            chunk = b" "
+            while chunk:
+                chunk = text.read(CHUNK_BYTES)
+                pending = len(decoder.getstate()[0])
+                try:
+                    decoder.decode(chunk, final=not chunk)
+                except UnicodeDecodeError as problem:
+                    byte, offset = problem.object[problem.start], text_bytes - pending + problem.start
+                    what = f"undecodable byte 0x{byte:02x} at offset {offset} ({problem.reason})"
+                    raise file.invalid(what, "UTF-8 text; convert the file, or leave it out") from problem
+                text_bytes, has_text = text_bytes + len(chunk), has_text or bool(chunk.strip())
+        digest = hash_to_end()
+    if file.unit == HELD_OUT_END and not has_text:
+        if not file.is_matched:
+            what = "the file holds only white space" if text_bytes else "the file is empty"
+            raise file.invalid(what, "every source has text; fill the file, or leave it out")
+        file, text_bytes = replace(file, unit=EMPTY_FILE), 0
     return _source(data, replace(file, bytes=stream.bytes), sha256=digest, text_bytes=text_bytes)
 
 
 def _describe_places(file: TextFile, offsets: Collection[int]) -> Mapping[int, str]:
-    if file.format == TextFormat.PARQUET:
-        with _convert_errors(file), file.opener() as table:
-            return document_reader.describe_places(table, file, offsets)
-    with _open_hashed(file) as stream:
-        return document_reader.describe_places(cast(BinaryIO, stream), file, offsets)
-
-
-def _require_text(file: TextFile, text: BinaryIO) -> int:
-    """Return the size of the text in bytes; 0 for none in a file that a glob found."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    size_bytes, has_text, chunk = 0, False, b" "
-    while chunk:
-        chunk = text.read(CHUNK_BYTES)
-        pending = len(decoder.getstate()[0])
-        try:
-            decoder.decode(chunk, final=not chunk)
-        except UnicodeDecodeError as problem:
-            offset = size_bytes - pending + problem.start
-            what = f"undecodable byte 0x{problem.object[problem.start]:02x} at offset {offset} ({problem.reason})"
-            raise file.invalid(what, "UTF-8 text; convert the file, or leave it out") from problem
-        size_bytes += len(chunk)
-        has_text = has_text or bool(chunk.strip())
-    if not has_text and file.is_matched:
-        return 0
-    if not has_text:
-        what = "the file is empty" if size_bytes == 0 else "the file holds only white space"
-        raise file.invalid(what, "every source has text; fill the file, or leave it out")
-    return size_bytes
+    with _convert_errors(file), file.opener() as stream:
+        return document_reader.describe_places(stream, file, offsets)
 
 
 def _pieces(data: DataConfig, file: TextFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:
@@ -184,9 +167,9 @@ def _pieces(data: DataConfig, file: TextFile, digest: str, border: int | None, t
                 yield from read(table)
             found = _sha256_of(file) if digest else ""
         else:
-            with _open_hashed(file) as stream:
-                yield from read(cast(BinaryIO, stream))
-                found = stream.sha256_to_end() if digest else ""
+            with _open_hashed(file) as (stream, hash_to_end):
+                yield from read(stream)
+                found = hash_to_end() if digest else ""
     except InvalidCorpus as problem:
         if digest and _sha256_of(file) != digest:
             raise _changed(file) from problem
@@ -195,13 +178,13 @@ def _pieces(data: DataConfig, file: TextFile, digest: str, border: int | None, t
         raise _changed(file)
 
 
-def _sha256_of(file: TextFile) -> str:
-    with _open_hashed(file) as stream:
-        return stream.sha256_to_end()
-
-
 def _changed(file: TextFile) -> InvalidCorpus:
     return file.invalid("changed while it was read", "sources stand still while a snapshot is built; run it again")
+
+
+def _sha256_of(file: TextFile) -> str:
+    with _open_hashed(file) as (_, hash_to_end):
+        return hash_to_end()
 
 
 @contextmanager
@@ -213,33 +196,18 @@ def _convert_errors(file: TextFile) -> Iterator[None]:
 
 
 @contextmanager
-def _open_hashed(file: TextFile) -> Iterator["_HashedStream"]:
-    with _convert_errors(file), file.opener() as stream:
-        yield _HashedStream(stream)
+def _open_hashed(file: TextFile) -> Iterator[tuple[Any, Callable[[], str]]]:
+    """Yield the open file, and a function that reads it to its end and returns the hash of all that was read."""
+    digest = hashlib.sha256()
+    with _convert_errors(file), file.opener() as inner:
+        stream = document_reader.WatchedStream(inner, digest.update)
 
+        def hash_to_end() -> str:
+            while stream.read(CHUNK_BYTES):
+                pass
+            return digest.hexdigest()
 
-class _HashedStream(RawIOBase):
-    """Reads forward from a stream that its opener closes; `bytes` and the digest are of everything read so far."""
-
-    mode = "rb"  # pyarrow asks for it
-
-    def __init__(self, inner: BinaryIO) -> None:
-        self._inner, self._digest, self.bytes = inner, hashlib.sha256(), 0
-
-    def readinto(self, target: Any) -> int:
-        data = self._inner.read(len(target))
-        self._digest.update(data)
-        self.bytes += len(data)
-        target[: len(data)] = data
-        return len(data)
-
-    def sha256_to_end(self) -> str:
-        while self.read(CHUNK_BYTES):
-            pass
-        return self._digest.hexdigest()
-
-    def readable(self) -> bool:
-        return True
+        yield stream, hash_to_end
 
 
 def open_python_source(source: str) -> Source:
@@ -320,17 +288,11 @@ def module_text(content: bytes, module: str) -> str:
     return "\n\n".join(parts).encode("utf-8", errors="replace").decode("utf-8")
 
 
-def _docstrings(node: ast.Module | _Definition, name: str) -> Iterator[tuple[str, str]]:
-    if text := (ast.get_docstring(node) or "").strip():
+def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the docstrings of a module or definition and of all in it, or of those in another statement."""
+    if isinstance(node, _DOCUMENTED) and (text := (ast.get_docstring(node) or "").strip()):
         yield name, text
-    for child in _definitions(node):
-        yield from _docstrings(child, f"{name}.{child.name}")
-
-
-def _definitions(node: ast.AST) -> Iterator[_Definition]:
     for field in ("body", "handlers", "orelse", "finalbody"):
         for child in getattr(node, field, ()):
-            if isinstance(child, _Definition):
-                yield child
-            elif isinstance(child, ast.stmt | ast.ExceptHandler):
-                yield from _definitions(child)
+            if isinstance(child, ast.stmt | ast.ExceptHandler):
+                yield from _docstrings(child, f"{name}.{child.name}" if isinstance(child, _DOCUMENTED[1:]) else name)

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
@@ -19,6 +18,10 @@ from cairn.tasks.errors import InvalidConfiguration
 
 _REPORT_EVERY_PIECES = 1024
 _SAMPLED_SOURCES, _SAMPLED_CHARACTERS = 64, 8192
+
+
+Spans = tuple[tuple[int, int], ...]
+"""Beginnings and ends in characters."""
 
 
 class InvalidCorpus(InvalidConfiguration):
@@ -41,7 +44,7 @@ class Document:
     sha256: str
     placed: SplitName | None = None
     ends: bool = True
-    answers: tuple[tuple[int, int], ...] = ()
+    answers: Spans = ()
 
     def split(self, val_fraction: float) -> SplitName:
         """Return its split."""
@@ -49,7 +52,7 @@ class Document:
 
 
 DUPLICATE_DETAIL = "the same text as an earlier document, sha256 "
-Piece: TypeAlias = Document | RejectedRow
+Piece = Document | RejectedRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,24 +95,12 @@ class Source:
 
 
 def make_document(
-    source: str,
-    offset_bytes: int,
-    content: bytes,
-    *,
-    placed: SplitName | None = None,
-    ends: bool = True,
-    answers: tuple[tuple[int, int], ...] = (),
+    source: str, at: int, content: bytes, placed: SplitName | None = None, ends: bool = True, answers: Spans = ()
 ) -> Document:
-    """Return the document with the UTF-8 text `content`; raises UnicodeDecodeError."""
+    """Return the document with the UTF-8 text `content` at an offset in bytes; raises UnicodeDecodeError."""
+    text, size, digest = content.decode("utf-8"), len(content), sha256(content)
     return Document(
-        source=source,
-        offset_bytes=offset_bytes,
-        text=content.decode("utf-8"),
-        bytes=len(content),
-        sha256=sha256(content),
-        placed=placed,
-        ends=ends,
-        answers=answers,
+        source=source, offset_bytes=at, text=text, bytes=size, sha256=digest, placed=placed, ends=ends, answers=answers
     )
 
 
@@ -124,25 +115,21 @@ def split_of(content_sha256: str, val_fraction: float) -> SplitName:
     return "val" if int(content_sha256[:16], 16) < val_fraction * 2.0**64 else "train"
 
 
-def require_both_splits(
-    train_documents: int, val_documents: int, data: DataConfig, rejected: RejectedRow | None = None
-) -> None:
-    """Raise InvalidCorpus if a split is empty; without any document for the reason that `rejected` gives."""
-    if train_documents and val_documents:
+def require_both_splits(train: int, val: int, data: DataConfig, rejected: RejectedRow | None = None) -> None:
+    """Raise InvalidCorpus if a split has no document; if none has, for the reason that `rejected` gives."""
+    if train and val:
         return
-    if rejected is not None and not train_documents + val_documents:
+    if rejected is not None and not train + val:
         first = f"{rejected.source}, offset {rejected.offset_bytes}: {rejected.kind}: {rejected.detail}"
         rule = "the text is UTF-8, of a line of JSON the field data.text_field"
         raise InvalidCorpus(f"data.sources: no document can be used; the first: {first}; rule: {rule}")
-    empty, remedy = ("val", "raise") if train_documents else ("train", "lower")
-    none = f"none of the {train_documents + val_documents} documents fell into the {empty} split"
+    empty, remedy = ("val", "raise") if train else ("train", "lower")
+    none = f"none of the {train + val} documents fell into the {empty} split"
     if data.val_sources:
         raise InvalidCorpus(f"data.val_sources: {none}; rule: they hold out a part of the text. Name other files")
-    raise InvalidCorpus(
-        f"data.val_fraction = {data.val_fraction}: {none}; rule: train and val each need at least one document. Add "
-        f"text, or {remedy} data.val_fraction, or lower data.max_document_bytes, or hold out the end of each text: "
-        'data.split = "end"'
-    )
+    rule = f"train and val each need at least one document. Add text, or {remedy} data.val_fraction, or lower "
+    rule += 'data.max_document_bytes, or hold out the end of each text: data.split = "end"'
+    raise InvalidCorpus(f"data.val_fraction = {data.val_fraction}: {none}; rule: {rule}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,23 +225,14 @@ def survey_corpus(
         if count % _REPORT_EVERY_PIECES == 0:
             on_text(text_bytes, documents.total())
     (source, kind), number = max(rejected.items(), key=lambda item: (item[1], item[0]), default=(("", ""), 0))
+    worst = f"{number} of them {kind} in {source}"
+    if number:
+        row, found = first[source, kind], next(one for one in sources if one.name == source)
+        worst += f", the first at {found.places_of([row.offset_bytes])[row.offset_bytes]}: {row.detail}"
+    train, val, bad = documents["train"], documents["val"], rejected.total()
     return Survey(
-        train_documents=documents["train"],
-        val_documents=documents["val"],
-        text_bytes=text_bytes,
-        val_bytes=val_bytes,
-        rejected=rejected.total(),
-        worst=f"{number} of them {kind} in {source}{_first_of(first.get((source, kind)), sources)}",
+        train_documents=train, val_documents=val, text_bytes=text_bytes, val_bytes=val_bytes, rejected=bad, worst=worst
     )
-
-
-def _first_of(row: RejectedRow | None, sources: Sequence[Source]) -> str:
-    """Return in words where the first of rejected documents is and why; empty for one that is no fault."""
-    if row is None or row.kind in LEFT_OUT:
-        return ""
-    source = next(source for source in sources if source.name == row.source)
-    place = source.places_of([row.offset_bytes])[row.offset_bytes]
-    return f", the first at {place}: {row.detail}"
 
 
 def require_few_rejected(rejected: int, documents: int, max_fraction: float, where: str) -> None:

@@ -4,6 +4,7 @@ It is in memory for one line, element, row or piece. Sources: RFC 1952 (gzip), R
 Apache Parquet, RFC 4180 (CSV).
 """
 
+import codecs
 import csv
 import io
 import json
@@ -11,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, BinaryIO, cast
 
@@ -20,12 +22,10 @@ import pyarrow as pa
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.parquet_process import COLUMNS, ROWS, most_bytes, read_parquet
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
-from cairn.tasks.data.chat_template import ChatTemplate
-from cairn.tasks.data.conversation import FIELDS, render_rows, row_of_json
+from cairn.tasks.data import chat_template, conversation
 from cairn.tasks.data.document import InvalidCorpus, Piece, is_expressible, make_document
 from cairn.tasks.data.rejection import RejectionKind
-from cairn.tasks.data.text_format import BYTE_ORDER_MARK, TextFormat
-from cairn.tasks.data.text_pieces import CHUNK_BYTES, elements_of, lines_of, pieces_of, skip_mark
+from cairn.tasks.data.text_format import CHUNK_BYTES, TextFormat, elements_of, lines_of, pieces_of, skip_mark
 from cairn.tasks.text.format import format_list
 
 WHOLE_FILE = "whole file"
@@ -66,7 +66,7 @@ class TextFile:
     group: str = ""
     is_matched: bool = False
     placed: SplitName | None = None
-    template: ChatTemplate | None = None
+    template: chat_template.ChatTemplate | None = None
 
     def invalid(self, problem: str, rule: str) -> InvalidCorpus:
         """Return the error that names source, file, problem and rule."""
@@ -88,41 +88,39 @@ def invalid_source(source: str, problem: str, rule: str, *, placed: SplitName | 
 
 def decompress(stream: BinaryIO, codec: str, stored_bytes: int) -> BinaryIO:
     """Return the text; reading damaged or far too long bytes raises OSError or ArrowException."""
-    unpacked: Any = stream
-    if codec:  # without PythonFile pyarrow would close the caller's stream
-        unpacked = _Bounded(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), codec), stored_bytes)
-    return cast(BinaryIO, io.BufferedReader(unpacked, CHUNK_BYTES))
+    most, size_bytes = most_bytes(stored_bytes), 0
+
+    def require_few(content: bytes) -> None:
+        nonlocal size_bytes
+        size_bytes += len(content)
+        if codec and size_bytes > most:
+            problem = f"its {stored_bytes:,} bytes become more than {most:,}"
+            raise OSError(f"{problem}; decompress it where you trust it")
+
+    # Without PythonFile pyarrow would close the caller's stream.
+    text = pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), codec) if codec else stream
+    return cast(BinaryIO, io.BufferedReader(WatchedStream(text, require_few), CHUNK_BYTES))
 
 
-class _Bounded(io.RawIOBase):
-    def __init__(self, unpacked: Any, stored_bytes: int) -> None:
-        self._unpacked, self._stored_bytes, self._left = unpacked, stored_bytes, most_bytes(stored_bytes)
+class WatchedStream(io.RawIOBase):
+    """Reads forward from a stream that its opener closes, and counts its bytes; `watch` gets all that is read."""
+
+    mode = "rb"  # pyarrow asks for it
+
+    def __init__(self, inner: Any, watch: Callable[[bytes], object]) -> None:
+        self._inner, self._watch, self.bytes = inner, watch, 0
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, target: Any) -> int:
-        size = int(self._unpacked.readinto(target))
-        self._left -= size
-        if self._left < 0:
-            most = f"{self._stored_bytes:,} bytes become more than {most_bytes(self._stored_bytes):,}"
-            raise OSError(f"its {most}; decompress it where you trust it")
-        return size
-
-
-class _Quotes(io.RawIOBase):
-    """Counts the quotes of what is read: an odd number leaves one open, which pyarrow takes for text."""
-
-    def __init__(self, inner: BinaryIO) -> None:
-        self._inner, self.count = inner, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        content = self._inner.read(size)
-        self.count += content.count(b'"')
-        return content
+        """Read into `target`; returns how many bytes."""
+        content = self._inner.read(len(target))
+        self.bytes += len(content)
+        self._watch(content)
+        target[: len(content)] = content
+        return len(content)
 
 
 def read_pieces(
@@ -170,15 +168,14 @@ def describe_places(stream: BinaryIO, file: TextFile, offsets: Collection[int]) 
             header = decompress(stream, file.codec, file.bytes).readline(CHUNK_BYTES).decode("utf-8-sig", "replace")
             columns = f", columns {_quoted(next(csv.reader([header], delimiter=_DELIMITERS[file.format]), []))}"
         return {at: f"row {at + 1}{columns}" if file.unit == ROW else f"byte {at}" for at in offsets}
-    text, left, found = decompress(stream, file.codec, file.bytes), {*offsets}, dict[int, str]()
+    text, found, last = decompress(stream, file.codec, file.bytes), dict[int, str](), max(offsets, default=-1)
     for number, (begin, line) in enumerate(lines_of(text, LONGEST_LINE_BYTES, skip_mark(text)), 1):
-        if begin in left:
+        if begin in offsets:
             fields = _parse_leniently(line)
             found[begin] = f"line {number}" + (f", fields {_quoted(fields)}" if fields else "")
-            left.remove(begin)
-        if not left:
+        if begin >= last:
             break
-    return found | {at: f"byte {at}" for at in left}
+    return {at: f"byte {at}" for at in offsets} | found
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -244,7 +241,7 @@ class _Reader:
                 content += line
 
     def conversations(self, rows: Iterable[tuple[int, bytes]]) -> Iterator[Piece]:
-        for row in render_rows(rows, self.file.template):
+        for row in conversation.render_rows(rows, self.file.template):
             if row.kind:
                 yield self.rejected(row.offset_bytes, RejectionKind(row.kind), row.detail)
                 continue
@@ -279,8 +276,8 @@ class _Reader:
             line.decode("utf-8")  # the parser does not check skipped fields
             value = msgspec.json.decode(line, type=field).text
         except (UnicodeDecodeError, msgspec.DecodeError) as problem:
-            if line.startswith(BYTE_ORDER_MARK):  # of a file that was joined to another
-                return self._field_of(line.removeprefix(BYTE_ORDER_MARK), field)
+            if line.startswith(codecs.BOM_UTF8):  # of a file that was joined to another
+                return self._field_of(line.removeprefix(codecs.BOM_UTF8), field)
             value = _parse_leniently(line).get(self.data.text_field, msgspec.UNSET)
             is_foreign = isinstance(problem, UnicodeDecodeError)
             if value is msgspec.UNSET or (is_foreign and isinstance(value, str) and not is_expressible(value)):
@@ -291,35 +288,30 @@ class _Reader:
         from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, open_csv  # slow to import
 
         name = self.data.text_field
-        options: Any = {
-            "read_options": ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False),
-            "parse_options": ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            "convert_options": ConvertOptions(
-                include_columns=[name],
-                column_types={name: pa.large_binary()},
-                strings_can_be_null=False,
-                include_missing_columns=True,
-            ),
-        }
-        quotes = _Quotes(text)
-        batches = open_csv(pa.PythonFile(quotes, mode="r"), **options)
+        read = ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False)
+        parse = ParseOptions(delimiter=delimiter, newlines_in_values=True)
+        wanted: Any = {"include_columns": [name], "column_types": {name: pa.large_binary()}}
+        convert = ConvertOptions(**wanted, strings_can_be_null=False, include_missing_columns=True)
+        quotes = list[int]()
+        counted = WatchedStream(text, lambda content: quotes.append(content.count(b'"')))
+        batches = open_csv(pa.PythonFile(counted, mode="r"), read, parse, convert)
         values, value = chain.from_iterable(batch.column(0).to_pylist() for batch in batches), b""
         for row, value in enumerate(values):
             yield from self._value(row, value)
-        if quotes.count % 2 and b"\n" in (value or b""):
+        if sum(quotes) % 2 and b"\n" in (value or b""):  # pyarrow takes an open quote for text
             raise pa.ArrowInvalid("a quote is open to its end, so that the last row holds all that comes after it")
 
     def table(self, file: BinaryIO) -> Iterator[Piece]:
-        if self.data.loss_on:
-            batches = read_parquet(file, FIELDS)
-            schema = next(batches).schema
-            found = chain.from_iterable(batch.to_pylist() for batch in batches)
-            rows = enumerate(found if schema.names else repeat(dict[str, Any](), int(schema.metadata[ROWS])))
-            yield from self.conversations((row, row_of_json(values)) for row, values in rows)
-            return
-        batches = read_parquet(file, [self.data.text_field])
+        batches = read_parquet(file, conversation.FIELDS if self.data.loss_on else [self.data.text_field])
         schema = next(batches).schema
-        values: Iterable[object] = repeat(schema.types[0] if schema.names else None, int(schema.metadata[ROWS]))
+        count = int(schema.metadata[ROWS])
+        if self.data.loss_on:
+            found = chain.from_iterable(batch.to_pylist() for batch in batches)
+            rows = enumerate(found if schema.names else repeat(dict[str, Any](), count))
+            as_text = partial(json.dumps, default=lambda content: content.decode("utf-8", "surrogateescape"))
+            yield from self.conversations((row, as_text(values).encode()) for row, values in rows)
+            return
+        values: Iterable[object] = repeat(schema.types[0] if schema.names else None, count)
         if schema.types == [pa.large_binary()]:
             values = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
         for row, value in enumerate(values):

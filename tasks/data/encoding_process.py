@@ -1,7 +1,7 @@
 """Encodes in a child process, while this one reads and writes; a child whose caches have grown is replaced.
 
-A request is the number of texts, their sizes in bytes, and their UTF-8; an answer is the number of ids, the child's
-memory in bytes, the count of each text, and the ids. All numbers are little-endian; the first request has one text,
+Requests and answers are MessagePack, each behind its size in bytes. A request is a list of texts; an answer is the ids,
+the count of each text, both as little-endian numbers, and the child's memory in bytes. The first request has one text,
 the tokenizer.json.
 Source: fastokens (Apache-2.0).
 """
@@ -14,8 +14,9 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from subprocess import Popen
-from typing import IO, Any, cast
+from typing import IO, Any
 
+import msgspec
 import numpy as np
 import psutil
 from numpy.typing import NDArray
@@ -62,18 +63,17 @@ class EncodingProcess:
         Raises OSError if the child has ended, as it does without the library, and where the library fails; the next
         call starts another. While one call waits for its answer, the next sends: the child has no pause.
         """
-        contents = [text.encode("utf-8") for text in texts]
         try:
             with self._sending:
                 if self._is_spent:
                     with self._receiving:  # no answer is under way
                         self._start()
-                self._send(contents)
+                _write(self._streams[0], list(texts))
                 self._receiving.acquire()
             try:
-                ids, counts, memory_bytes = self._receive(len(texts))
+                ids, counts, memory_bytes = _read(self._streams[1])
                 self._is_spent = self._is_spent or memory_bytes > self._most_bytes
-                return ids, counts
+                return np.frombuffer(ids, "<u4"), np.frombuffer(counts, "<i8")
             finally:
                 self._receiving.release()
         except OSError:
@@ -90,41 +90,37 @@ class EncodingProcess:
         threads = max(1, len(os.sched_getaffinity(0)) - 1) if sys.platform == "linux" else 1
         environment = {**os.environ, "FASTOKENS_BPE_THREADS": str(threads)}
         self._child = start_child(child_command(__name__), stderr=DEVNULL, environment=environment)
-        self._is_spent = False
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._streams, self._is_spent = (self._child.stdin, self._child.stdout), False
         if sys.platform == "linux":
-            for stream in (self._child.stdin, self._child.stdout):
+            for stream in self._streams:
                 with suppress(OSError):  # this user's pipes are full
-                    fcntl.fcntl(cast(IO[bytes], stream), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._send([self._document.encode("utf-8")])
-        self._most_bytes = self._receive(1)[2] + MOST_GROWTH_BYTES
-
-    def _send(self, contents: Sequence[bytes]) -> None:
-        assert self._child is not None and self._child.stdin is not None
-        sizes = np.array([len(contents), *map(len, contents)], dtype="<i8")
-        self._child.stdin.write(sizes.tobytes() + b"".join(contents))
-        self._child.stdin.flush()
-
-    def _receive(self, count: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
-        assert self._child is not None
-        tokens, memory_bytes = _read(self._child.stdout, "<i8", 2).tolist()
-        counts = _read(self._child.stdout, "<i8", count)
-        return _read(self._child.stdout, "<u4", tokens), counts, memory_bytes
+                    fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        _write(self._streams[0], [self._document])
+        self._most_bytes = _read(self._streams[1])[2] + MOST_GROWTH_BYTES
 
     def _end(self) -> None:
-        if (child := self._child) is not None:
-            end_child(child)
-            for stream in (child.stdin, child.stdout):
+        if self._child is not None:
+            end_child(self._child)
+            for stream in self._streams:
                 with suppress(OSError):  # of bytes that a dead child did not take
-                    stream.close()  # type: ignore[union-attr]
+                    stream.close()
         self._child, self._is_spent = None, True
 
 
-def _read(stream: Any, kind: str, count: int) -> NDArray[Any]:
-    """Return the next numbers of a stream; raises ConnectionResetError at its end."""
-    numbers = np.empty(count, dtype=kind)
-    if stream.readinto(numbers.view(np.uint8)) != numbers.nbytes:
+def _write(stream: IO[bytes], record: object) -> None:
+    content = msgspec.msgpack.encode(record)
+    stream.write(len(content).to_bytes(8, "little") + content)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> Any:
+    """Return the next record of a stream; raises ConnectionResetError at its end."""
+    size = stream.read(8)
+    content = stream.read(int.from_bytes(size, "little"))
+    if len(size) < 8 or len(content) < int.from_bytes(size, "little"):
         raise ConnectionResetError("the other process has ended")
-    return numbers
+    return msgspec.msgpack.decode(content)
 
 
 def return_freed_memory() -> None:
@@ -136,19 +132,13 @@ def return_freed_memory() -> None:
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     encoder: FastEncoder | None = None
     while True:
-        (count,) = _read(requests, "<i8", 1).tolist()
-        ends = np.cumsum(_read(requests, "<i8", count)).tolist()
-        content = _read(requests, "<u1", ends[-1] if ends else 0).tobytes()
-        texts = [content[start:end].decode("utf-8") for start, end in zip([0, *ends], ends, strict=False)]
-        ids, counts = np.empty(0, "<u4"), np.zeros(count, "<i8")
+        texts, ids, counts = _read(requests), b"", b""
         if encoder is None:
             encoder = FastEncoder(texts[0])
             return_freed_memory()
         else:
-            ids, counts = encoder.encode_flat(texts)
-        for numbers in (np.array([len(ids), psutil.Process().memory_info().rss], dtype="<i8"), counts, ids):
-            answers.write(numbers.tobytes())
-        answers.flush()
+            ids, counts = (numbers.tobytes() for numbers in encoder.encode_flat(texts))
+        _write(answers, (ids, counts, psutil.Process().memory_info().rss))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as compute
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from cairn.model.data.tokenizer import Tokenizer
@@ -22,13 +19,11 @@ from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
 from cairn.storage.stores import child_process, codec
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.data import document, snapshot_lookup, snapshot_writer, text_ranges
+from cairn.tasks.data import document, rejection, snapshot_lookup, snapshot_writer, text_ranges
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
 from cairn.tasks.data.encoding_process import EncodingProcess, return_freed_memory
-from cairn.tasks.data.foreign_tokenizer import read_tokenizer
-from cairn.tasks.data.rejection import LEFT_OUT
-from cairn.tasks.data.remote_files import local_file
+from cairn.tasks.data.foreign_tokenizer import local_file, read_tokenizer
 from cairn.tasks.data.snapshot_writer import FinishedParts, PartEncoder, count_batches
 from cairn.tasks.data.text_ranges import TextRange
 
@@ -56,11 +51,7 @@ class BuildProgress:
     documents: int
 
 
-ProgressListener: TypeAlias = Callable[[BuildProgress], None]
-
-
-def ignore_progress(progress: BuildProgress) -> None:
-    """Do nothing."""
+ProgressListener = Callable[[BuildProgress], None]
 
 
 def build_snapshot(
@@ -69,7 +60,7 @@ def build_snapshot(
     base_dir: Path,
     *,
     cache_dir: Path | None = None,
-    on_progress: ProgressListener = ignore_progress,
+    on_progress: ProgressListener = lambda progress: None,
 ) -> snapshot_lookup.SnapshotReference:
     """Return the snapshot of `data`, and build it unless its recipe is known; relative paths start at `base_dir`.
 
@@ -81,7 +72,7 @@ def build_snapshot(
     build = _Build(data, base_dir, on_progress)
     recipe = snapshot_lookup.make_recipe(data, build.sources, build.tokenizer)
     if known := snapshot_lookup.find_by_recipe(store, recipe):
-        bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind not in LEFT_OUT}
+        bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind not in rejection.LEFT_OUT}
         documents = known.manifest.splits.train.documents + known.manifest.splits.val.documents
         where = ", ".join(f"{number} {kind}" for kind, number in bad.items())
         document.require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
@@ -110,29 +101,14 @@ def find_built(
 
 def count_unknown_bytes(sources: Sequence[Source], data: DataConfig, given: Tokenizer) -> int:
     """Tokenize all of the text and return the bytes that the tokenizer does not know; raises InvalidCorpus."""
-    encoder = PartEncoder(tokenizer=given, val_fraction=data.val_fraction, has_answers=bool(data.loss_on))
     pieces = document.read_corpus(sources, deduplicate=data.deduplicate)
-    return _require_known(count_batches(encoder.encode(pieces)), data)
+    return _require_known(count_batches(PartEncoder(tokenizer=given, data=data).encode(pieces)), data)
 
 
 def _require_known(parts: FinishedParts, data: DataConfig) -> int:
     most, where = data.max_rejected_fraction, f", first in {parts.first_unknown}"
     document.require_few_unknown(parts.unknown_bytes, parts.text_bytes, most, where)
     return parts.unknown_bytes
-
-
-def _refuse_early(
-    batches: Iterator[pa.RecordBatch], done: FinishedParts, text_bytes: int, data: DataConfig
-) -> Iterator[pa.RecordBatch]:
-    """Yield the batches; of much text raise InvalidCorpus as soon as what is not known is too much of all of it."""
-    unknown_bytes, where = done.unknown_bytes, done.first_unknown
-    for batch in batches:
-        found = count_batches([batch])
-        unknown_bytes, where = unknown_bytes + found.unknown_bytes, where or found.first_unknown
-        if text_bytes > snapshot_writer.PART_BYTES:
-            place = f" so far, first in {where}"
-            document.require_few_unknown(unknown_bytes, text_bytes, data.max_rejected_fraction, place)
-        yield batch
 
 
 def repair_snapshot(
@@ -157,7 +133,7 @@ def repair_snapshot(
         raise SnapshotDamaged(f"{problem} the run has no text to build it from: {remedy}")
     try:
         with child_process.temporary_folder("cairn-snapshot-") as staging:
-            _Build(data, base_dir, ignore_progress).stage(staging, store)
+            _Build(data, base_dir).stage(staging, store)
             for item in damaged:
                 data_snapshot.replace_object(store, snapshot_id, item, staging / "snapshot" / item.key)
     except (InvalidCorpus, InvalidInput, OSError) as error:
@@ -193,7 +169,7 @@ def accelerate(tokenizer: Tokenizer, sources: Sequence[Source], size_bytes: int)
 class _Build:
     """One build: the sources that were checked, the given tokenizer, and the stages that come then."""
 
-    def __init__(self, data: DataConfig, base_dir: Path, on_progress: ProgressListener) -> None:
+    def __init__(self, data: DataConfig, base_dir: Path, on_progress: ProgressListener = lambda progress: None) -> None:
         self._data, self._on_progress = data, on_progress
         self.tokenizer = given_tokenizer(data, base_dir)
         self.turned_off = self.tokenizer.turned_off if self.tokenizer else ()
@@ -217,9 +193,7 @@ class _Build:
             ):
                 survey, tokenizer = self._survey(folder)
                 accelerate(tokenizer, self.sources, survey.text_bytes)
-            encoder = PartEncoder(
-                tokenizer=tokenizer, val_fraction=self._data.val_fraction, has_answers=bool(self._data.loss_on)
-            )
+            encoder = PartEncoder(tokenizer=tokenizer, data=self._data)
             batches = self._tokenize(folder, store, ranges, survey, encoder)
         finally:
             if tokenizer:
@@ -238,13 +212,19 @@ class _Build:
         data = self._data
 
         def watch(batches: Iterator[pa.RecordBatch], done: FinishedParts) -> Iterator[pa.RecordBatch]:
-            checked = _refuse_early(batches, done, survey.text_bytes, data) if survey else batches
-            return self._count(BuildStage.TOKENIZING, total, checked, before + done.text_bytes, done.documents)
+            text_bytes = survey.text_bytes if survey else 0
+            for batch in batches:
+                done = count_batches([batch], done)
+                if text_bytes > snapshot_writer.PART_BYTES:  # of much text it is refused before its end
+                    where = f" so far, first in {done.first_unknown}"
+                    document.require_few_unknown(done.unknown_bytes, text_bytes, data.max_rejected_fraction, where)
+                yield batch
+                self._report(BuildStage.TOKENIZING, total, before + done.text_bytes, done.documents)
 
         for one in ranges:
             place = folder / one.id
             if one.parts is None or not text_ranges.fetch_range(store, one, place, encoder.schema):
-                snapshot_writer.complete_parts(place, one.sources, encoder, deduplicate=data.deduplicate, watch=watch)
+                snapshot_writer.complete_parts(place, one.sources, encoder, watch)
             paths += sorted(place.glob("part-*.arrow"))
             before += sum(source.bytes for source in one.sources)
 
@@ -257,7 +237,7 @@ class _Build:
             pieces = snapshot_writer.pieces_of(rows())
             require_usable(survey_corpus(self.sources, data.val_fraction, None, deduplicate=False, pieces=pieces), data)
         self.unknown_bytes = _require_known(parts, data)
-        return self._count(BuildStage.WRITING, parts.text_bytes, rows())
+        return self._count_written(parts.text_bytes, rows())
 
     def _survey(self, folder: Path) -> tuple[Survey, Tokenizer]:
         """Return survey and tokenizer, of an earlier build if it finished both; raises InvalidCorpus."""
@@ -268,7 +248,10 @@ class _Build:
             require_usable(survey, data)
             return survey, tokenizer
         sample = None if self.tokenizer else document.TextSample(data.tokenizer_bytes)
-        report = partial(self._report, BuildStage.SURVEYING, self._stored_bytes)
+
+        def report(done: int, documents: int) -> None:
+            self._report(BuildStage.SURVEYING, self._stored_bytes, done, documents)
+
         survey = survey_corpus(self.sources, data.val_fraction, sample, deduplicate=data.deduplicate, on_text=report)
         require_usable(survey, data)
         if (chosen := self.tokenizer) is None:
@@ -284,15 +267,12 @@ class _Build:
         unfinished.replace(kept)
         return survey, chosen
 
-    def _count(
-        self, stage: BuildStage, total: int, batches: Iterable[pa.RecordBatch], done: int = 0, documents: int = 0
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of parts, and report each after its use; `done` and `documents` come from other builds."""
+    def _count_written(self, total: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        done = FinishedParts()
         for batch in batches:
             yield batch
-            done += compute.sum(batch.column("bytes")).as_py()
-            documents += batch.column("kind").null_count
-            self._report(stage, total, done, documents)
+            done = count_batches([batch], done)
+            self._report(BuildStage.WRITING, total, done.text_bytes, done.documents)
 
     def _report(self, stage: BuildStage, total: int, done: int, documents: int = 0) -> None:
         done = min(done, total)

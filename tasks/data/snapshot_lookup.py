@@ -106,15 +106,14 @@ def recipe_id(recipe: Mapping[str, Any]) -> str:
 
 def find_by_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any]) -> SnapshotReference | None:
     """Return the snapshot that the recipe gave before, if it still exists."""
-    key = _key(recipe)
+    key = f"data/recipes/{recipe_id(recipe)}.json"
     try:
         result = codec.decode(store.read(key), RecipeResult, where=key)
         manifest = read_manifest(store, result.snapshot_id)
     except (ObjectMissing, IntegrityError):
         return None
-    return SnapshotReference(
-        snapshot_id=result.snapshot_id, manifest=manifest, reused=True, unknown_bytes=result.unknown_bytes
-    )
+    found, unknown = result.snapshot_id, result.unknown_bytes
+    return SnapshotReference(snapshot_id=found, manifest=manifest, reused=True, unknown_bytes=unknown)
 
 
 def find_unknown_bytes(store: object_store.ObjectStore, snapshot_id: str) -> int | None:
@@ -130,7 +129,7 @@ def find_unknown_bytes(store: object_store.ObjectStore, snapshot_id: str) -> int
 def save_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any], found: SnapshotReference) -> None:
     """Record the snapshot that the recipe gave."""
     result = RecipeResult(recipe=recipe, snapshot_id=found.snapshot_id, unknown_bytes=found.unknown_bytes)
-    store.write(_key(recipe), codec.encode(result))
+    store.write(f"data/recipes/{recipe_id(recipe)}.json", codec.encode(result))
 
 
 def find_by_id(store: object_store.ObjectStore, beginning: str) -> SnapshotReference:
@@ -233,10 +232,6 @@ def too_few_tokens(source: str, tokens: int, block_size: int) -> InvalidCorpus:
         f"every source fills one of model.block_size + 1 = {block_size + 1} tokens, and up to {block_size} more are "
         "lost where it borders on another. Add text, lower model.block_size, or leave the source out"
     )
-
-
-def _key(recipe: Mapping[str, Any]) -> str:
-    return f"data/recipes/{recipe_id(recipe)}.json"
 
 
 def _invalid(beginning: str, problem: str, rule: str) -> InvalidCorpus:

@@ -20,9 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as compute
 from numpy.typing import NDArray
 
+from cairn.model.configuration.data import DataConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.snapshots import snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import ANSWERS, DOCUMENTS, REJECTED, TOKENIZER
+from cairn.storage.snapshots.snapshot_manifest import SPLITS, SnapshotGroup, SnapshotManifest, SnapshotSource, SplitName
 from cairn.storage.stores import local_store, object_store
 from cairn.tasks.data.conversation import encode_documents
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, read_corpus
@@ -52,43 +54,45 @@ class FinishedParts:
 Watch: TypeAlias = Callable[[Iterator[pa.RecordBatch], FinishedParts], Iterator[pa.RecordBatch]]
 
 
-def find_finished_parts(folder: Path, schema: pa.Schema) -> list[Path]:
-    """Return the parts in `folder`; deletes a part that is unreadable, or another version's, and those after it."""
-    paths: list[Path] = []
+def complete_parts(
+    folder: Path, sources: Sequence[Source], encoder: "PartEncoder", watch: Watch = lambda batches, done: batches
+) -> None:
+    """Write the parts of sources that an earlier process did not finish; `watch` gets the batches and what is done.
+
+    Deletes a part that is unreadable, or another version's, and those after it.
+    """
+    folder.mkdir(exist_ok=True)
+    finished, schema = list[Path](), encoder.schema
     with suppress(pa.ArrowException):
-        while (path := part_path(folder, len(paths))).is_file():
+        while (path := part_path(folder, len(finished))).is_file():
             with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as part:
                 if part.schema != schema:
                     break
-                paths.append(path)
-    for path in set(folder.glob("part-*.arrow")) - set(paths):
+                finished.append(path)
+    for path in set(folder.glob("part-*.arrow")) - set(finished):
         path.unlink()
-    return paths
-
-
-def complete_parts(
-    folder: Path, sources: Sequence[Source], encoder: "PartEncoder", *, deduplicate: bool, watch: Watch | None = None
-) -> None:
-    """Write the parts of sources that an earlier process did not finish; `watch` gets the batches and what is done."""
-    folder.mkdir(exist_ok=True)
-    finished = find_finished_parts(folder, encoder.schema)
-    done = count_batches(read_parts(finished, encoder.schema))
+    done = count_batches(read_parts(finished, schema))
     # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
-    batches = encoder.encode(islice(read_corpus(sources, deduplicate=deduplicate), done.pieces, None))
-    write_parts(folder, len(finished), watch(batches, done) if watch else batches, encoder.schema)
+    pieces = read_corpus(sources, deduplicate=encoder.data.deduplicate)
+    write_parts(folder, len(finished), watch(encoder.encode(islice(pieces, done.pieces, None)), done), schema)
 
 
-def count_batches(batches: Iterable[pa.RecordBatch]) -> FinishedParts:
-    """Return what is in the batches of parts."""
-    counts, first_unknown = Counter[str](), ""
+def count_batches(batches: Iterable[pa.RecordBatch], found: FinishedParts = FinishedParts()) -> FinishedParts:
+    """Return what is in the batches of parts, added to what was found before."""
     for batch in batches:
-        counts.update(pieces=batch.num_rows, documents=batch.column("kind").null_count)
-        sums = {name: compute.sum(batch.column(name)).as_py() for name in ("bytes", "unknown")}
-        counts.update(text_bytes=sums["bytes"], unknown_bytes=sums["unknown"])
-        if sums["unknown"] and not first_unknown:
+        size_bytes, unknown = (compute.sum(batch.column(name)).as_py() for name in ("bytes", "unknown"))
+        first_unknown = found.first_unknown
+        if unknown and not first_unknown:
             row = compute.greater(batch.column("unknown"), 0).index(True).as_py()
             first_unknown = f"{batch.column('source')[row]}, offset {batch.column('offset_bytes')[row]}"
-    return FinishedParts(first_unknown=first_unknown, **counts)
+        found = FinishedParts(
+            pieces=found.pieces + batch.num_rows,
+            text_bytes=found.text_bytes + size_bytes,
+            documents=found.documents + batch.column("kind").null_count,
+            unknown_bytes=found.unknown_bytes + unknown,
+            first_unknown=first_unknown,
+        )
+    return found
 
 
 def _rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
@@ -121,8 +125,7 @@ class PartEncoder:
     """
 
     tokenizer: Tokenizer
-    val_fraction: float
-    has_answers: bool = False
+    data: DataConfig
 
     @property
     def schema(self) -> pa.Schema:
@@ -130,7 +133,7 @@ class PartEncoder:
         others = {**dict.fromkeys(("offset_bytes", "bytes", "unknown"), pa.int64()), "ends": pa.bool_()}
         names = ("source", "offset_bytes", "bytes", "split", "sha256", "ends", "kind", "detail", "unknown")
         ids = pa.large_list(pa.from_numpy_dtype(token_shard.token_dtype(self.tokenizer.vocab_size)))
-        answers = [("answers", pa.large_list(pa.bool_()))] * self.has_answers
+        answers = [("answers", pa.large_list(pa.bool_()))] * bool(self.data.loss_on)
         return pa.schema([*((name, others.get(name, pa.string())) for name in names), ("ids", ids), *answers])
 
     def encode(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
@@ -140,13 +143,13 @@ class PartEncoder:
 
     def _encode_batch(self, pieces: list[Piece]) -> pa.RecordBatch:
         documents, schema = [piece for piece in pieces if isinstance(piece, Document)], self.schema
-        ids, lengths, answers = encode_documents(self.tokenizer, documents, has_answers=self.has_answers)
+        ids, lengths, answers = encode_documents(self.tokenizer, documents, has_answers=bool(self.data.loss_on))
         is_kept = np.array([isinstance(piece, Document) for piece in pieces], dtype=bool)
         unknown, counts = np.zeros(len(pieces), dtype=np.int64), np.zeros(len(pieces), dtype=np.int64)
         unknown[is_kept] = self.tokenizer.count_unknown([document.text for document in documents], ids, lengths)
         # After the last document too, so that no window joins two texts without a mark; a template may have written it.
         ends, places = np.array([document.ends for document in documents], dtype=bool), np.cumsum(lengths)
-        if self.has_answers:
+        if self.data.loss_on:
             ends[lengths > 0] &= ids[places[lengths > 0] - 1] != self.tokenizer.end_of_text_id
         is_answer = np.array([any(stop > len(one.text) for _, stop in one.answers) for one in documents], dtype=bool)
         answers = np.insert(answers, places[ends], is_answer[ends])
@@ -157,13 +160,13 @@ class PartEncoder:
         offsets = pa.array(np.concatenate(([0], np.cumsum(counts))))
         values = ids.astype(schema.field("ids").type.value_type.to_pandas_dtype(), copy=False)
         lists = (pa.LargeListArray.from_arrays(offsets, pa.array(one)) for one in (values, answers))
-        arrays += islice(lists, 1 + self.has_answers)
+        arrays += islice(lists, 2 if self.data.loss_on else 1)
         return pa.record_batch(arrays, schema=schema)
 
     def _row(self, piece: Piece) -> tuple[str, int, int, str | None, str | None, bool, str | None, str | None]:
         if isinstance(piece, snapshot_manifest.RejectedRow):
             return piece.source, piece.offset_bytes, 0, None, None, False, str(piece.kind), piece.detail
-        split = piece.split(self.val_fraction)
+        split = piece.split(self.data.val_fraction)
         return piece.source, piece.offset_bytes, piece.bytes, split, piece.sha256, piece.ends, None, None
 
 
@@ -210,15 +213,14 @@ class SnapshotWriter:
         self._stack = ExitStack()
         self._rejects: snapshot_manifest.RowWriter | None = None
         self._rejected = Counter[str]()
-        self.sizes = {split: Counter(documents=0, tokens=0, bytes=0) for split in snapshot_manifest.SPLITS}
+        self.sizes = {split: Counter(documents=0, tokens=0, bytes=0) for split in SPLITS}
 
     def __enter__(self) -> "SnapshotWriter":
         (self._folder / TOKENIZER).write_bytes(self._tokenizer.json.encode("utf-8"))
         self._index = self._stack.enter_context(snapshot_manifest.RowWriter(self._folder / DOCUMENTS))
         schema = token_shard.ShardSchema(tokenizer_sha256=self._tokenizer.sha256, vocab_size=self._tokenizer.vocab_size)
-        shard_tokens = token_shard.DEFAULT_SHARD_TOKENS
-        open_shard = partial(token_shard.ShardWriter, self._folder, shard_tokens=shard_tokens)
-        for split in snapshot_manifest.SPLITS:
+        open_shard = partial(token_shard.ShardWriter, self._folder, shard_tokens=token_shard.DEFAULT_SHARD_TOKENS)
+        for split in SPLITS:
             self._shards[split] = self._stack.enter_context(open_shard(split, schema=schema))
             mask = open_shard(f"{ANSWERS}{split}", schema=replace(schema, is_mask=True))
             self._masks[split] = self._stack.enter_context(mask)  # writes no file without answers
@@ -227,11 +229,11 @@ class SnapshotWriter:
     def __exit__(self, *raised: Any) -> None:
         self._stack.__exit__(*raised)
 
-    def add_tokens(self, split: snapshot_manifest.SplitName, tokens: NDArray[Any]) -> None:
+    def add_tokens(self, split: SplitName, tokens: NDArray[Any]) -> None:
         """Append tokens (N,) to a split; raises StorageError for an id outside the vocabulary."""
         self._shards[split].append(tokens)
 
-    def add_answers(self, split: snapshot_manifest.SplitName, is_answer: NDArray[np.bool_]) -> None:
+    def add_answers(self, split: SplitName, is_answer: NDArray[np.bool_]) -> None:
         """Append to a split which of its tokens (N,) are an answer's."""
         self._masks[split].append(is_answer)
         self._answers[split] += int(is_answer.sum())
@@ -239,7 +241,7 @@ class SnapshotWriter:
     def add_documents(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Append documents to the index, each as the values of a DocumentRow; their tokens are added separately."""
         self._index.extend(rows)
-        for split in snapshot_manifest.SPLITS:
+        for split in SPLITS:
             sizes = [(tokens, size_bytes) for _, _, size_bytes, tokens, found, _ in rows if found == split]
             tokens, size_bytes = sum(count for count, _ in sizes), sum(size for _, size in sizes)
             self.sizes[split].update(documents=len(sizes), tokens=tokens, bytes=size_bytes)
@@ -254,15 +256,20 @@ class SnapshotWriter:
         self._rejected.update(kind for _, _, kind, _ in rows)
 
     def manifest(
-        self,
-        sources: Iterable[snapshot_manifest.SnapshotSource],
-        *,
-        val_fraction: float,
-        groups: tuple[snapshot_manifest.SnapshotGroup, ...] = (),
-    ) -> snapshot_manifest.SnapshotManifest:
+        self, sources: Iterable[SnapshotSource], *, val_fraction: float, groups: tuple[SnapshotGroup, ...] = ()
+    ) -> SnapshotManifest:
         """Return the manifest without objects."""
-        train, val = (snapshot_manifest.SplitSize(**self.sizes[split]) for split in snapshot_manifest.SPLITS)
-        return snapshot_manifest.SnapshotManifest(
+        train, val = (snapshot_manifest.SplitSize(**self.sizes[split]) for split in SPLITS)
+        answers: snapshot_manifest.SnapshotAnswers | msgspec.UnsetType = msgspec.UNSET
+        if self._answers:
+            counts = {f"{split}_tokens": self._answers[split] for split in SPLITS}
+            if not all(counts.values()):
+                rule = "answers in train and val have text"
+                raise InvalidCorpus(f"data.loss_on: no token of a split is an answer's; rule: {rule}")
+            answers = snapshot_manifest.SnapshotAnswers(**counts, inner_ends=self.inner_ends)
+        counted = sorted(self._rejected.items())
+        rejected = (snapshot_manifest.RejectedCount(kind=kind, documents=number) for kind, number in counted)
+        return SnapshotManifest(
             version=snapshot_manifest.SNAPSHOT_VERSION,
             tokenizer_sha256=self._tokenizer.sha256,
             vocab_size=self._tokenizer.vocab_size,
@@ -270,33 +277,21 @@ class SnapshotWriter:
             val_fraction=val_fraction,
             splits=snapshot_manifest.SnapshotSplits(train=train, val=val),
             sources=tuple(sources),
-            rejected=tuple(
-                snapshot_manifest.RejectedCount(kind=kind, documents=n) for kind, n in sorted(self._rejected.items())
-            ),
+            rejected=tuple(rejected),
             groups=groups or msgspec.UNSET,
-            answers=self._counted() if self._answers else msgspec.UNSET,
+            answers=answers,
         )
-
-    def _counted(self) -> snapshot_manifest.SnapshotAnswers:
-        train, val = (self._answers[split] for split in snapshot_manifest.SPLITS)
-        if not (train and val):
-            raise InvalidCorpus(
-                "data.loss_on: no token of a split is an answer's; rule: answers in train and val have text"
-            )
-        return snapshot_manifest.SnapshotAnswers(train_tokens=train, val_tokens=val, inner_ends=self.inner_ends)
 
 
 def _count_inner_ends(batch: pa.RecordBatch, end_of_text_id: int) -> int:
     """Return the end marks within conversations; InvalidCorpus for others, and for a document that ends without one."""
     ids, ends = batch.column("ids"), batch.column("ends").to_numpy(zero_copy_only=False)
     marks, last = np.flatnonzero(ids.values.to_numpy() == end_of_text_id), ids.offsets.to_numpy()[1:][ends] - 1
-    inner, has_answers = len(marks) - len(last), "answers" in batch.schema.names
+    inner, has_answers, where = len(marks) - len(last), "answers" in batch.schema.names, batch.column("source")[0]
     if has_answers and not batch.column("answers").offsets.equals(ids.offsets):
-        raise InvalidCorpus(
-            f"data.sources: {batch.column('source')[0]}: a part has other answers than tokens; delete it"
-        )
+        raise InvalidCorpus(f"data.sources: {where}: a part has other answers than tokens; delete it")
     if not np.isin(last, marks).all() or (inner and not has_answers):
-        where, problem = batch.column("source")[0], f"{len(marks)} end marks for {ends.sum()} documents"
+        problem = f"{len(marks)} end marks for {ends.sum()} documents"
         rule = "one each, at its end. Take another data.tokenizer"
         raise InvalidCorpus(f"data.sources: {where}: {problem}; rule: {rule}")
     return inner
@@ -304,9 +299,9 @@ def _count_inner_ends(batch: pa.RecordBatch, end_of_text_id: int) -> int:
 
 def assemble(
     folder: Path, batches: Iterable[pa.RecordBatch], sources: Sequence[Source], encoder: PartEncoder
-) -> snapshot_manifest.SnapshotManifest:
+) -> SnapshotManifest:
     """Write the batches of an encoder's parts as a snapshot into `folder`; returns its manifest without objects."""
-    documents, tokens = Counter[str](), Counter[tuple[str, snapshot_manifest.SplitName]]()
+    documents, tokens = Counter[str](), Counter[tuple[str, SplitName]]()
     group_of = {source.name: source.group for source in sources}
     with SnapshotWriter(folder, encoder.tokenizer) as writer:
         for batch in batches:
@@ -314,10 +309,10 @@ def assemble(
             counts = np.diff(ids.offsets.to_numpy())
             writer.inner_ends += _count_inner_ends(batch, encoder.tokenizer.end_of_text_id)
             splits = batch.column("split").to_numpy(zero_copy_only=False)
-            for split in snapshot_manifest.SPLITS:
+            for split in SPLITS:
                 chosen = np.repeat(splits == split, counts)
                 writer.add_tokens(split, ids.values.to_numpy()[chosen])
-                if encoder.has_answers:
+                if encoder.data.loss_on:
                     writer.add_answers(split, batch.column("answers").values.to_numpy(zero_copy_only=False)[chosen])
             is_kept = batch.column("kind").is_null()
             writer.add_rejected(_rows(batch.select(_REJECTED_COLUMNS).filter(compute.invert(is_kept))))
@@ -327,16 +322,11 @@ def assemble(
             for source, _, _, count, split, _ in rows:
                 tokens[group_of[source], split] += count
     listed = (
-        snapshot_manifest.SnapshotSource(
-            name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=documents[item.name]
-        )
-        for item in sources
+        SnapshotSource(name=one.name, bytes=one.bytes, sha256=one.sha256, unit=one.unit, documents=documents[one.name])
+        for one in sources
     )
-    groups = tuple(
-        snapshot_manifest.SnapshotGroup(
-            name=name, sources=n, train_tokens=tokens[name, "train"], val_tokens=tokens[name, "val"]
-        )
-        for name, n in Counter(group_of.values()).items()
-        if name
-    )
-    return writer.manifest(listed, val_fraction=encoder.val_fraction, groups=groups)
+    groups = list[SnapshotGroup]()
+    for name, number in Counter(filter(None, group_of.values())).items():
+        train, val = (tokens[name, split] for split in SPLITS)
+        groups.append(SnapshotGroup(name=name, sources=number, train_tokens=train, val_tokens=val))
+    return writer.manifest(listed, val_fraction=encoder.data.val_fraction, groups=tuple(groups))

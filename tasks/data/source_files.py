@@ -19,15 +19,12 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.redaction import find_credentials
 from cairn.storage.stores.regular_file import open_file
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
-from cairn.tasks.data.chat_template import ChatTemplate
-from cairn.tasks.data.conversation import find_template
-from cairn.tasks.data.document import InvalidCorpus, is_expressible
+from cairn.tasks.data import document, foreign_tokenizer, text_format
 from cairn.tasks.data.document_reader import EMPTY_FILE, ROW, UNITS, TextFile, decompress, invalid_source
-from cairn.tasks.data.text_format import HEAD_BYTES, Refuse, TextFormat, recognise_codec, recognise_format
 
 _READERS = 8
 """Files of which the beginnings are read at once."""
-_OF_CONVERSATIONS = (TextFormat.JSON_LINES, TextFormat.JSON, TextFormat.PARQUET)
+_OF_CONVERSATIONS = (text_format.TextFormat.JSON_LINES, text_format.TextFormat.JSON, text_format.TextFormat.PARQUET)
 _Found: TypeAlias = tuple[str, bool, list[tuple[str, int, Callable[[], BinaryIO]]]]
 """The path or URL that was looked for, whether it is a glob, and of each file place, size and how to open it."""
 
@@ -40,8 +37,8 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
     found, kept = list[TextFile](), dict[str, TextFile]()
     for source in groups:
         if "://" in source and (problem := find_credentials(source, instead="the environment")):
-            raise InvalidCorpus(f"data.sources: a URL {problem}; rule: sources are written into the log")
-        refuse: Refuse = partial(invalid_source, source, placed=data.placed(source))
+            raise document.InvalidCorpus(f"data.sources: a URL {problem}; rule: sources are written into the log")
+        refuse: text_format.Refuse = partial(invalid_source, source, placed=data.placed(source))
         if problem := wrong_scheme(source):
             raise refuse(problem, READABLE)
         is_remote, placed = "://" in source, data.placed(source)
@@ -68,19 +65,14 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
         files = list(pool.map(partial(_recognise, data.format), kept.values()))
     local = [os.path.dirname(file.place) for file in files if "://" not in file.place]
     root = os.path.commonpath(local) if local else ""
-    names = [
-        file.place if "://" in file.place else Path(os.path.relpath(file.place, root)).as_posix() for file in files
-    ]
-    template = _find_template(data, base_dir, files) if data.loss_on else None
+    names = [one.place if "://" in one.place else Path(os.path.relpath(one.place, root)).as_posix() for one in files]
+    for file in files if data.loss_on else ():
+        if file.format not in _OF_CONVERSATIONS and file.unit != EMPTY_FILE:
+            rule = "conversations are rows of JSON or Parquet"
+            raise file.invalid(f"it is {file.format}, and data.loss_on = 'answers'", rule)
+    template = foreign_tokenizer.find_template(data, base_dir) if data.loss_on else None
     named = zip(files, names, strict=True)
     return [replace(file, name=name, group=groups[file.source], template=template) for file, name in named]
-
-
-def _find_template(data: DataConfig, base_dir: Path, files: Sequence[TextFile]) -> ChatTemplate | None:
-    for file in (file for file in files if file.format not in _OF_CONVERSATIONS and file.unit != EMPTY_FILE):
-        rule = "conversations are rows of JSON or Parquet"
-        raise file.invalid(f"it is {file.format}, and data.loss_on = 'answers'", rule)
-    return find_template(data, base_dir)
 
 
 def _expand(pattern: str) -> set[str]:
@@ -105,7 +97,7 @@ def _folders_below(folder: str, above: frozenset[str] = frozenset()) -> Iterator
             yield from _folders_below(inner, above | {real})
 
 
-def _find_local(source: str, base_dir: Path, refuse: Refuse) -> _Found:
+def _find_local(source: str, base_dir: Path, refuse: text_format.Refuse) -> _Found:
     path = os.path.abspath(base_dir / expand_home("data.sources", source))
     if os.path.isdir(path):
         raise refuse(*_is_directory(source, path))
@@ -115,7 +107,7 @@ def _find_local(source: str, base_dir: Path, refuse: Refuse) -> _Found:
         what = "a link to nothing, a pipe or a device" if "\0" not in path and os.path.lexists(path) else "no such file"
         raise refuse(f"{what}, looked at {path}", rule)
     matches = [path] if is_file else sorted(filter(os.path.isfile, _expand(_escape_folders(path))))
-    if foreign := next((match for match in matches if not is_expressible(match)), None):
+    if foreign := next((match for match in matches if not document.is_expressible(match)), None):
         rule = "names are UTF-8, as they are written into the snapshot. Rename it, or leave it out with data.exclude"
         raise refuse(f"a file is named {os.fsencode(foreign)!r}", rule)
     return path, not is_file, [(match, os.path.getsize(match), partial(open_file, match)) for match in matches]
@@ -151,22 +143,22 @@ def _recognise(wanted: str, file: TextFile) -> TextFile:
     """Return the file with format, compression and unit, by its name and first bytes."""
     try:
         with file.opener() as stream:
-            head = stream.read(HEAD_BYTES)
-        if head and (codec := recognise_codec(file.place, head, wanted, file.invalid)):
+            head = stream.read(text_format.HEAD_BYTES)
+        if head and (codec := text_format.recognise_codec(file.place, head, wanted, file.invalid)):
             file = replace(file, codec=codec)
             with file.opener() as stream:
-                head = decompress(stream, codec, file.bytes).read(HEAD_BYTES)
+                head = decompress(stream, codec, file.bytes).read(text_format.HEAD_BYTES)
     except (OSError, pa.ArrowException) as problem:
         raise file.unreadable(problem) from problem
     if not head:
         if not file.is_matched:
             raise file.invalid("the file is empty", "every source has text; fill the file, or leave it out")
         return replace(file, unit=EMPTY_FILE)
-    form = recognise_format(file.place, head, wanted, file.invalid)
+    form = text_format.recognise_format(file.place, head, wanted, file.invalid)
     return replace(file, format=form, unit=UNITS.get(form, ROW))
 
 
-def _find_remote(source: str, refuse: Refuse) -> _Found:
+def _find_remote(source: str, refuse: text_format.Refuse) -> _Found:
     import fsspec  # slow to import
 
     # s3fs keeps listings for ever by default, which would hide new files.
@@ -175,8 +167,7 @@ def _find_remote(source: str, refuse: Refuse) -> _Found:
         is_file = not glob.has_magic(path) or fs.exists(path)
         found = {path: fs.info(path)} if is_file else fs.glob(path, detail=True)
     except Exception as problem:  # every file system has errors of its own
-        rule = "every source can be read. Correct the URL"
-        raise refuse(why_unreadable(problem, source), rule) from problem
+        raise refuse(why_unreadable(problem, source), "every source can be read. Correct the URL") from problem
     if is_file and found[path]["type"] == "directory":
         raise refuse(*_is_directory(source, path))
     files = ((item, int(info["size"] or 0)) for item, info in sorted(found.items()) if info["type"] == "file")

@@ -1,23 +1,29 @@
-"""Recognises what a file of text is: by the suffix of its name, by its first bytes, or by `data.format`.
+"""Recognises what a file of text is, and cuts its text into lines, elements of a JSON array, or pieces.
+
+It goes by the suffix of the name, by the first bytes, or by `data.format`.
 
 A known suffix decides, a missing or unknown one leaves it to the bytes. Where both speak and disagree, the file is
 refused with both facts: what is not recognised is never guessed.
 Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), jsonlines.org, Apache Parquet, RFC 4180 (CSV); file(1) for the others.
 """
 
+import codecs
+import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import PurePosixPath
+from typing import BinaryIO, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
+from cairn.storage.errors import IntegrityError
 from cairn.tasks.data.document import InvalidCorpus
 
 HEAD_BYTES = 1 << 16
 """The beginning of a file by which it is recognised."""
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class TextFormat(StrEnum):
@@ -31,24 +37,17 @@ class TextFormat(StrEnum):
     TSV = "tsv"
 
 
-_NAMES = {
-    TextFormat.TEXT: "text",
-    TextFormat.JSON_LINES: "lines of JSON",
-    TextFormat.JSON: "a JSON array of objects",
-    TextFormat.PARQUET: "Parquet",
-    TextFormat.CSV: "CSV",
-    TextFormat.TSV: "TSV",
+_NAMES_AND_SUFFIXES = {
+    TextFormat.TEXT: ("text", ".txt .text .md .markdown .rst .tex .htm .html"),
+    TextFormat.JSON_LINES: ("lines of JSON", ".jsonl .ndjson .jl .jsonlines"),
+    TextFormat.JSON: ("a JSON array of objects", ".json"),
+    TextFormat.PARQUET: ("Parquet", ".parquet .pq"),
+    TextFormat.CSV: ("CSV", ".csv"),
+    TextFormat.TSV: ("TSV", ".tsv"),
 }
+_NAMES = {form: name for form, (name, _) in _NAMES_AND_SUFFIXES.items()}
+_SUFFIXES = {suffix: form for form, (_, suffixes) in _NAMES_AND_SUFFIXES.items() for suffix in suffixes.split()}
 _CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-_JSON = ".json"
-_SUFFIXES = {
-    **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".htm", ".html"), TextFormat.TEXT),
-    **dict.fromkeys((".jsonl", ".ndjson", ".jl", ".jsonlines"), TextFormat.JSON_LINES),
-    **dict.fromkeys((".parquet", ".pq"), TextFormat.PARQUET),
-    _JSON: TextFormat.JSON,
-    ".csv": TextFormat.CSV,
-    ".tsv": TextFormat.TSV,
-}
 _FOREIGN_SUFFIXES = frozenset({".bz2", ".xz", ".zip", ".tar", ".tgz", ".tzst", ".arrow", ".feather", ".orc", ".avro"})
 _MAGIC = (
     (0, b"BZh", "bzip2"),
@@ -64,17 +63,14 @@ _MAGIC = (
     (0, b"\x93NUMPY", "a NumPy array"),
     (0, b"\x89HDF", "HDF5"),
     (0, b"SQLite format 3\0", "SQLite"),
-    (0, b"\x89PNG", "a picture"),
-    (0, b"\xff\xd8\xff", "a picture"),
+    *((0, magic, "a picture") for magic in (b"\x89PNG", b"\xff\xd8\xff")),
     (0, b"\x7fELF", "a program"),
     (0, b"MMIDIDX\0", "a Megatron index"),
-    (0, b"\x80\x02", "a pickle"),
-    (0, b"\x80\x04\x95", "a pickle"),
+    *((0, magic, "a pickle") for magic in (b"\x80\x02", b"\x80\x04\x95")),
     (0, b"version https://git-lfs.github.com/spec/", "a pointer of Git LFS, without the file (git lfs pull)"),
     (0, b"WARC/", "a WARC archive of web pages"),
     (0, b"\x1e{", "a JSON text sequence (RFC 7464)"),
-    (0, b"\xff\xfe", "UTF-16 text"),
-    (0, b"\xfe\xff", "UTF-16 text"),
+    *((0, magic, "UTF-16 text") for magic in (b"\xff\xfe", b"\xfe\xff")),
 )
 _KEY = rb'\{\s*"(?:\\.|[^"\\])*"\s*:'
 _ARRAY = re.compile(rb"\[\s*(?:" + _KEY + rb"|\{\s*\}|\]\s*$)")
@@ -86,6 +82,10 @@ _HTML_NAME, _SPREAD_NAME = "an HTML page", "one JSON object over several lines"
 _OTHER_ARRAY_NAME = "a JSON array of other values than objects"
 _PERHAPS_TEXT = (_HTML_NAME, _SPREAD_NAME, _OTHER_ARRAY_NAME)
 _FEW_NULS = 4
+CHUNK_BYTES = 1 << 20
+_PARAGRAPHS_AND_LINES = (b"\n\n", b"\n\r\n", b"\n")
+_LONGEST_CHARACTER_BYTES = 4
+_STRUCTURE = re.compile(rb'\\.|["\[\]{},]', re.S)
 Refuse = Callable[[str, str], InvalidCorpus]
 
 
@@ -125,9 +125,17 @@ def recognise_format(place: str, head: bytes, wanted: str, refuse: Refuse) -> Te
         if isinstance(found, TextFormat):
             return found
         raise refuse(f"its first bytes are {found}", _settle("text" if found in _PERHAPS_TEXT else ""))
-    if found in _agreeing(suffix, said):
-        return found if suffix == _JSON and isinstance(found, TextFormat) else said
-    named = "JSON" if suffix == _JSON else _NAMES[said]
+    # Single bad lines are counted where they are read.
+    agreeing: tuple[TextFormat | str, ...] = (said, TextFormat.TEXT, _OTHER_ARRAY_NAME)
+    if said == TextFormat.TEXT:
+        agreeing = (said, *_PERHAPS_TEXT)
+    elif said == TextFormat.PARQUET:
+        agreeing = (said,)
+    elif said == TextFormat.JSON:
+        agreeing = (TextFormat.JSON, TextFormat.JSON_LINES)
+    if found in agreeing:
+        return found if said == TextFormat.JSON and isinstance(found, TextFormat) else said
+    named = "JSON" if said == TextFormat.JSON else _NAMES[said]
     if not isinstance(found, TextFormat):
         raise refuse(f"its name says {named}, its first bytes {found}", _settle(""))
     is_no_table = said == TextFormat.PARQUET and found == TextFormat.TEXT
@@ -137,17 +145,6 @@ def recognise_format(place: str, head: bytes, wanted: str, refuse: Refuse) -> Te
 def _settle(form: str) -> str:
     remedy = f'Rename it, say data.format = "{form}", or leave it out' if form else "Convert it, or leave it out"
     return f"what is not recognised is not guessed. {remedy} with data.exclude"
-
-
-def _agreeing(suffix: str, said: TextFormat) -> tuple[TextFormat | str, ...]:
-    """Return what the bytes may look like under a known suffix: single bad lines are counted where they are read."""
-    if suffix == _JSON:
-        return (TextFormat.JSON, TextFormat.JSON_LINES)
-    if said == TextFormat.TEXT:
-        return (said, *_PERHAPS_TEXT)
-    if said == TextFormat.PARQUET:
-        return (said,)
-    return (said, TextFormat.TEXT, _OTHER_ARRAY_NAME)
 
 
 def _codec_of(head: bytes) -> str:
@@ -168,26 +165,100 @@ def _look(head: bytes) -> TextFormat | str:
             return name
     if head.count(0) > max(_FEW_NULS, len(head) // 16):
         return "full of NUL bytes, as UTF-16 without a byte order mark and numbers are"
-    text = head.removeprefix(BYTE_ORDER_MARK).lstrip()
+    text = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if _HTML.match(text):
         return _HTML_NAME
     if _ARRAY.match(text):
         return TextFormat.JSON
     if _OTHER_ARRAY.match(text):
         return _OTHER_ARRAY_NAME
-    if text.startswith(b"{"):
-        return _look_at_object(text, is_whole=len(head) < HEAD_BYTES)
-    return TextFormat.TEXT
-
-
-def _look_at_object(text: bytes, *, is_whole: bool) -> TextFormat | str:
+    if not text.startswith(b"{"):
+        return TextFormat.TEXT
     line, newline, _ = text.partition(b"\n")
-    if not newline and not is_whole:  # a long line, of which only this is known
-        return TextFormat.JSON_LINES if _BEGUN_OBJECT.match(text) else TextFormat.TEXT
-    if _SPREAD_OBJECT.match(text):
+    is_cut = not newline and len(head) == HEAD_BYTES  # a long line, of which only this is known
+    if not is_cut and _SPREAD_OBJECT.match(text):
         return _SPREAD_NAME
-    try:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         msgspec.json.decode(line.strip(), type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return TextFormat.JSON_LINES if _BEGUN_OBJECT.match(line) and line.rstrip().endswith(b"}") else TextFormat.TEXT
-    return TextFormat.JSON_LINES
+        return TextFormat.JSON_LINES
+    is_object = _BEGUN_OBJECT.match(line) and (is_cut or line.rstrip().endswith(b"}"))
+    return TextFormat.JSON_LINES if is_object else TextFormat.TEXT
+
+
+def skip_mark(text: BinaryIO) -> int:
+    """Skip a byte order mark (UTF-8's) at the beginning, which is no text; return its size in bytes."""
+    has_mark = cast(io.BufferedReader, text).peek(3)[:3] == codecs.BOM_UTF8
+    return len(text.read(3)) if has_mark else 0
+
+
+def lines_of(stream: BinaryIO, longest: int, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, line with its end) of every line, from `offset` on; one of more than `longest` bytes is cut."""
+    while line := stream.readline(longest + 2):
+        length, ended = len(line), line.endswith(b"\n")
+        while not ended and length >= longest + 2 and (rest := stream.readline(CHUNK_BYTES)):
+            length, ended = length + len(rest), rest.endswith(b"\n")
+        yield offset, line
+        offset += length
+
+
+def elements_of(stream: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, bytes) of each element of a JSON array, a longer one cut; IntegrityError for anything else."""
+    depth, offset, begin, is_quoted, is_over, element = 0, 0, 0, False, False, bytearray()
+    while chunk := stream.read(CHUNK_BYTES):
+        while chunk.endswith(b"\\") and (rest := stream.read(1)):  # an escape lies in one chunk
+            chunk += rest
+        last = 0
+        for found in _STRUCTURE.finditer(chunk):
+            at, token = found.start(), found[0]
+            is_quoted ^= token == b'"'
+            if is_quoted or token == b'"' or token.startswith(b"\\"):
+                continue
+            depth += token in (b"[", b"{")
+            if is_over or (depth == 1 and token == b"{"):
+                raise IntegrityError("it is not one JSON array")
+            if depth == 1 and (token in (b",", b"]") or begin == 0):
+                element += chunk[last:at]
+                if not begin and element.strip().removeprefix(codecs.BOM_UTF8):
+                    raise IntegrityError("it is not one JSON array")
+                if begin and element.strip():
+                    yield begin + len(element) - len(element.lstrip()), bytes(element.strip())
+                element.clear()
+                last, begin = at + 1, offset + at + 1
+            is_over = depth == 1 and token == b"]"
+            depth -= token in (b"]", b"}")
+        element += chunk[last:] if depth else b""
+        del element[longest + 2 :]
+        offset += len(chunk)
+    if not is_over:
+        raise IntegrityError("its JSON array has no end" if begin else "it is not one JSON array")
+
+
+def pieces_of(text: BinaryIO, longest: int, border: int | None = None, begin: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset in bytes, content) of each piece of a text, cut at a paragraph or a line where there is one.
+
+    A piece has at most `longest` bytes, and a character's rest where the piece ends at `border`: no piece lies on both
+    sides of it, and none begins or ends within a UTF-8 character.
+    """
+    offset, held = begin, b""
+    while held := held + text.read(longest + _LONGEST_CHARACTER_BYTES - len(held)):
+        to_border = border - offset if border is not None else 0
+        if 0 < to_border <= longest:
+            end = next((at for at in range(to_border, len(held)) if _is_start(held[at])), len(held))
+        else:
+            end = _end_of_piece(held, longest)
+        yield offset, held[:end]
+        offset, held = offset + end, held[end:]
+
+
+def _end_of_piece(held: bytes, longest: int) -> int:
+    if len(held) <= longest:
+        return len(held)
+    for mark in _PARAGRAPHS_AND_LINES:
+        if (found := held.rfind(mark, longest // 2, longest)) >= 0:
+            return found + len(mark)
+    ends = range(longest, longest - _LONGEST_CHARACTER_BYTES, -1)
+    return next((end for end in ends if _is_start(held[end])), longest)
+
+
+def _is_start(byte: int) -> bool:
+    return byte & 0xC0 != 0x80

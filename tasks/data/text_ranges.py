@@ -9,7 +9,6 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.errors import IntegrityError
 from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.stores import object_store
-from cairn.tasks.data import snapshot_writer
+from cairn.tasks.data import rejection, snapshot_writer
 from cairn.tasks.data.document import DUPLICATE_DETAIL, Source, short_hash
-from cairn.tasks.data.rejection import RejectionKind
 from cairn.tasks.data.snapshot_lookup import make_recipe, recipe_id
 
 _LEAST_RANGES = 64
@@ -67,7 +65,7 @@ def find_ranges(
     """Return the ranges of a corpus; all of it as one if the store has parts of none."""
     ranges = list(cut_ranges(sources).values()) if tokenizer else []
     ids = [parts_id(data, one, tokenizer) for one in ranges]
-    parts = list(object_store.ask_each(store, partial(data_snapshot.find_parts, store), ids))
+    parts = list(object_store.ask_each(store, lambda one: data_snapshot.find_parts(store, one), ids))
     if all(found is None for found in parts):
         return [TextRange(sources=sources, id=parts_id(data, sources, tokenizer))]
     return [TextRange(sources=tuple(one), id=i, parts=found) for one, i, found in zip(ranges, ids, parts, strict=True)]
@@ -91,7 +89,7 @@ def fetch_range(store: object_store.ObjectStore, one: TextRange, folder: Path, s
 
 def without_duplicates(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of ranges with each document rejected that has the text of an earlier one."""
-    first, numbers, kind = dict[bytes, int](), count(), str(RejectionKind.DUPLICATE)
+    first, numbers, kind = dict[bytes, int](), count(), str(rejection.RejectionKind.DUPLICATE)
     values: dict[str, Any] = {"bytes": 0, "unknown": 0, "ends": False, "split": None, "sha256": None, "kind": kind}
     values |= {"ids": [], "answers": []}
     for batch in batches:

@@ -37,9 +37,7 @@ _LLM_C: dict[int, tuple[int, np.dtype[Any]]] = {20240520: (1, _UINT16), 20240801
 _OTHER_LLM_C = (20240326, 20240327, 20240328, 20240522, 20240527)
 _INDEX_MAGIC = b"MMIDIDX\0\0"
 _INDEX = struct.Struct("<9sQBQQ")
-_INDEX_TYPES: dict[int, np.dtype[Any]] = {
-    number: np.dtype(name) for number, name in {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}.items()
-}
+_INDEX_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 _DECOMPRESS, _UNPACK = "Decompress it first", "Unpack it, and name the files in it"
 _SAVE, _NAME_DATA = "Read its ids where you trust it, and numpy.save them", "Name the .bin file beside it"
@@ -130,7 +128,11 @@ def inspect_token_file(path: Path, dtype: str = "") -> TokenFile:
     if head.startswith(_NPY):
         found = _read_npy(path)
     elif int.from_bytes(head[:4], "little") in _LLM_C:
-        found = _read_llm_c(path, head)
+        magic, version, tokens = struct.unpack("<3i", head[:12].ljust(12, b"\0"))
+        known, kind = _LLM_C[magic]
+        if version != known:
+            raise InvalidCorpus(f"{path}: version {version} of llm.c's format {magic}; only {known} is read")
+        found = TokenFile(path=path, dtype=kind, header_bytes=LLM_C_HEADER_BYTES, tokens=max(0, tokens))
     elif path.suffix == ".bin" and (index := _index_beside(path)) is not None:
         found = _read_index(path, index)
     else:
@@ -156,14 +158,6 @@ def _read_npy(path: Path) -> TokenFile:
     return TokenFile(path=path, dtype=array.dtype, header_bytes=array.offset, tokens=array.size)
 
 
-def _read_llm_c(path: Path, head: bytes) -> TokenFile:
-    magic, version, tokens = struct.unpack("<3i", head[:12].ljust(12, b"\0"))
-    known, dtype = _LLM_C[magic]
-    if version != known:
-        raise InvalidCorpus(f"{path}: version {version} of llm.c's format {magic}; only {known} is read")
-    return TokenFile(path=path, dtype=dtype, header_bytes=LLM_C_HEADER_BYTES, tokens=max(0, tokens))
-
-
 def _index_beside(path: Path) -> NDArray[np.uint8] | None:
     """Return the bytes of Megatron's index of a data file, or None."""
     where = path.with_suffix(".idx")
@@ -181,10 +175,11 @@ def _read_index(path: Path, index: NDArray[np.uint8]) -> TokenFile:
     """Return the layout that an index gives: lengths and offsets of sequences, and the borders between documents."""
     head = index[: _INDEX.size].tobytes().ljust(_INDEX.size, b"\0")
     _, version, code, sequences, documents = _INDEX.unpack(head)
-    dtype, where = _INDEX_TYPES.get(code), path.with_suffix(".idx")
-    if version != 1 or dtype is None:
+    where = path.with_suffix(".idx")
+    if version != 1 or code not in _INDEX_TYPES:
         rule = f"version 1, and integers ({', '.join(map(str, _INDEX_TYPES))})"
         raise InvalidCorpus(f"{where}: version {version}, and type {code} of Megatron's types; rule: {rule}")
+    dtype = np.dtype(_INDEX_TYPES[code])
     if len(index) != (expected_bytes := _INDEX.size + 12 * sequences + 8 * documents):
         said = f"{sequences} sequences and {documents} borders of documents, so it must have {expected_bytes} bytes"
         raise InvalidCorpus(f"{where}: {said}; it has {len(index)}. Copy it, or make it again")
@@ -196,8 +191,7 @@ def _read_index(path: Path, index: NDArray[np.uint8]) -> TokenFile:
     if not rising or (lengths < 0).any() or (offsets != starts[:-1] * dtype.itemsize).any():
         rule = "sequences lie one after the other, and documents hold all of them"
         raise InvalidCorpus(f"{where}: an index that contradicts itself; rule: {rule}. Make it again")
-    tokens = int(starts[-1])
-    return TokenFile(path=path, dtype=dtype, header_bytes=0, tokens=tokens, document_ends=starts[borders[1:]])
+    return TokenFile(path=path, dtype=dtype, header_bytes=0, tokens=int(starts[-1]), document_ends=starts[borders[1:]])
 
 
 def _read_raw(path: Path, head: bytes, size_bytes: int, dtype: np.dtype[Any]) -> TokenFile:

@@ -83,10 +83,8 @@ def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: Tok
         raise InvalidCorpus(f"{snapshot.snapshot_id[:12]}: holds conversations, of which answers count; rule: {rule}")
     shards = {split: [shard.tokens() for shard in snapshot.shards(split)] for split in SPLITS}
     folder.mkdir(parents=True, exist_ok=True)
-    written = (
-        token_files.write_token_files(folder, split, shards[split], form, vocab_size=snapshot.manifest.vocab_size)
-        for split in SPLITS
-    )
+    size = snapshot.manifest.vocab_size
+    written = (token_files.write_token_files(folder, split, shards[split], form, vocab_size=size) for split in SPLITS)
     return tuple(chain.from_iterable(written))
 
 
@@ -94,8 +92,7 @@ class _Import:
     """One import: its sources so far, and the documents that both splits have."""
 
     def __init__(self, tokenizer: Tokenizer, dtype: str, assumes_end: bool) -> None:
-        self._tokenizer, self._dtype, self._vocab_size = tokenizer, dtype, tokenizer.vocab_size
-        self._assumes_end = assumes_end
+        self._tokenizer, self._dtype, self._assumes_end = tokenizer, dtype, assumes_end
         self._sources: list[SnapshotSource] = []
         self._val_digests: set[bytes] = set()
         self.shared, self.first_shared, self.added_ends = 0, "", 0
@@ -109,7 +106,11 @@ class _Import:
         if twice := sorted(name for name in names if names[name] > 1):
             raise InvalidCorpus(f"{twice[0]}: two files have this name; rule: names tell documents' sources apart")
         # All before the first is read, which may take hours.
-        inspected = {split: [self._inspect(path) for path in files[split]] for split in SPLITS}
+        inspected = dict[SplitName, list[TokenFile]]()
+        for split in SPLITS:
+            inspected[split] = [token_files.inspect_token_file(path, self._dtype) for path in files[split]]
+            for file in inspected[split]:
+                file.require_ids(self._tokenizer.vocab_size, self._tokenizer.end_of_text_id)
         with snapshot_writer.SnapshotWriter(folder, self._tokenizer) as writer:
             for split in reversed(SPLITS):
                 for file in inspected[split]:
@@ -120,11 +121,6 @@ class _Import:
         tokens = {split: writer.sizes[split]["tokens"] for split in SPLITS}
         sources = sorted(self._sources, key=lambda source: source.name)
         return writer.manifest(sources, val_fraction=tokens["val"] / sum(tokens.values()))
-
-    def _inspect(self, path: Path) -> TokenFile:
-        found = token_files.inspect_token_file(path, self._dtype)
-        found.require_ids(self._vocab_size, self._tokenizer.end_of_text_id)
-        return found
 
     def _add_file(self, file: TokenFile, split: SplitName, writer: snapshot_writer.SnapshotWriter) -> None:
         before, tokens, documents = file.path.stat(), file.map(), 0
@@ -159,14 +155,11 @@ class _Import:
         found, after = object_store.describe_file(file.path), file.path.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise InvalidCorpus(f"{file.path}: changed while it was read; import it again when it is still")
-        self._sources.append(
-            SnapshotSource(name=file.path.name, bytes=found.bytes, sha256=found.sha256, unit=_UNIT, documents=documents)
-        )
+        where, size, sha256 = file.path.name, found.bytes, found.sha256
+        self._sources.append(SnapshotSource(name=where, bytes=size, sha256=sha256, unit=_UNIT, documents=documents))
 
 
-def _documents(
-    tokens: NDArray[Any], end_of_text_id: int, document_ends: NDArray[np.int64]
-) -> Iterator[tuple[int, int, bool]]:
+def _documents(tokens: NDArray[Any], end_of_text_id: int, index: NDArray[np.int64]) -> Iterator[tuple[int, int, bool]]:
     """Yield start and stop of each document, and whether the index ends it there.
 
     It ends after its end of text, where the index says, at `DOCUMENT_TOKENS`, or with the file.
@@ -175,7 +168,7 @@ def _documents(
     for first in range(0, len(tokens), _PEEK_TOKENS):
         last = min(first + _PEEK_TOKENS, len(tokens))
         marked = np.flatnonzero(tokens[first:last] == end_of_text_id) + first + 1
-        indexed = document_ends[slice(*np.searchsorted(document_ends, (first, last), side="right"))]
+        indexed = index[slice(*np.searchsorted(index, (first, last), side="right"))]
         ends = np.union1d(marked, indexed)
         stops = np.union1d(ends, last) if last == len(tokens) else ends
         for stop, is_indexed in zip(stops.tolist(), np.isin(stops, indexed).tolist(), strict=True):

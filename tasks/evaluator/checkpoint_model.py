@@ -30,8 +30,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.network_module import read_files
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer import initial_weights, tensor_exchange, weights_source
-from cairn.tasks.trainer.training_setup import load_initial_weights
+from cairn.tasks.trainer import initial_weights, tensor_exchange, training_setup, weights_source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +84,7 @@ def load_network(network: own_network.Network, store: ObjectStore, reference: Ch
         return
     try:
         sha256, alpha = adapters.named_base(trainer)
-        load_initial_weights(store, sha256, network)
+        training_setup.load_initial_weights(store, sha256, network)
         adapters.merge(network, trained, alpha)
     except StateMismatch as error:
         raise IntegrityError(f"{reference.prefix}: {error}") from error
@@ -131,18 +130,10 @@ def write_adapter_directory(
     arrays = {f"base_model.model.{theirs}.weight": trained[name].numpy() for name, theirs in names.items()}
     leaves = tuple(dict.fromkeys(row.leaf for row in rows))
     is_whole = len(adapter_table(model, leaves)) == len(rows)  # else the leaf's name would mean more than these
-    document = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": hugging_face.require_family(model) == "gpt2",
-        "target_modules": leaves if is_whole else [row.theirs for row in rows],
-        "inference_mode": True,
-    }
+    document: dict[str, Any] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base}
+    document |= {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": 0.0, "bias": "none", "inference_mode": True}
+    document["fan_in_fan_out"] = hugging_face.require_family(model) == "gpt2"
+    document["target_modules"] = leaves if is_whole else [row.theirs for row in rows]
     texts = {"adapter_config.json": encode(document), "README.md": card.encode()}
     _write_directory(folder, texts, "adapter_model.safetensors", arrays)
 
@@ -169,12 +160,10 @@ def _documents(opened: CheckpointModel, source: weights_source.WeightsSource | N
     carried = {name: source.documents[name] for name in weights_source.CARRIED if source and name in source.documents}
     end_of_text = load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
     documents: dict[str, dict[str, Any]] = {
-        "generation_config.json": {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id},
+        "generation_config.json": dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id),
         "tokenizer_config.json": {
+            **dict.fromkeys(("bos_token", "eos_token", "unk_token"), end_of_text),
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": end_of_text,
-            "eos_token": end_of_text,
-            "unk_token": end_of_text,
             "model_max_length": network.config.block_size,
             # Without token_type_ids: GPT-2 would add their embeddings to every token's.
             "model_input_names": ["input_ids", "attention_mask"],
@@ -187,11 +176,9 @@ def _documents(opened: CheckpointModel, source: weights_source.WeightsSource | N
         del documents["generation_config.json"]
     for name in (name for name in carried if name.endswith(".json")):
         documents[name] = weights_source.parse_document(name, carried[name])
+    begun_from = carried.get(weights_source.CONFIG)
     documents[weights_source.CONFIG] = hugging_face.document_of(
-        network.config,
-        ids=network.vocab_size,
-        end_of_text_id=end_id,
-        begun_from=carried.get(weights_source.CONFIG),
+        network.config, ids=network.vocab_size, end_of_text_id=end_id, begun_from=begun_from
     )
     tokenizer = json.loads(opened.snapshot.tokenizer_json)
     around = (tokenizer.get("post_processor") or {}).get("type")

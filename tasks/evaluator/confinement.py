@@ -11,7 +11,7 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -38,11 +38,9 @@ def by_landlock() -> bool:
     ruleset = _system_call(_CREATE_RULESET, struct.pack("=Q", _REFER), 8, 0)
     root = os.open("/", os.O_PATH)
     try:
-        return (
-            _system_call(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", _REFER, root), 0) == 0
-            and ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0
-            and _system_call(_RESTRICT_SELF, ruleset, 0) == 0
-        )
+        has_rule = _system_call(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", _REFER, root), 0) == 0
+        gains_nothing = has_rule and ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0
+        return gains_nothing and _system_call(_RESTRICT_SELF, ruleset, 0) == 0
     finally:
         os.close(root)
 
@@ -82,8 +80,10 @@ def enter_boundary() -> str:
     # Landlock does not hold for a user with CAP_SYS_ADMIN or CAP_PERFMON on Linux 6.14 and later.
     ways = {"landlock": by_landlock, "user namespace": by_user_namespace}
     with process_outside() as outside:
-        name = next((name for name, enter in ways.items() if enter() and hides_environment(outside)), "none")
-        is_whole = refuse_signals() and keeps_limits(outside)
+        environment, limits = f"/proc/{outside}/environ", resource.getrlimit(resource.RLIMIT_CORE)
+        read = Path(environment).read_bytes
+        name = next((name for name, enter in ways.items() if enter() and is_refused(read)), "none")
+        is_whole = refuse_signals() and is_refused(lambda: resource.prlimit(outside, resource.RLIMIT_CORE, limits))
     return name if is_whole or name == "none" else f"{name}, partial"
 
 
@@ -101,19 +101,10 @@ def process_outside() -> Iterator[int]:
         os.waitpid(outside, 0)
 
 
-def hides_environment(outside: int) -> bool:
-    """Whether the environment of a process cannot be read."""
+def is_refused(access: Callable[[], object]) -> bool:
+    """Whether the system refuses an access to another process."""
     try:
-        os.close(os.open(f"/proc/{outside}/environ", os.O_RDONLY))
-    except PermissionError:
-        return True
-    return False
-
-
-def keeps_limits(outside: int) -> bool:
-    """Whether the limits of a process cannot be set."""
-    try:
-        resource.prlimit(outside, resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE))
+        access()
     except PermissionError:
         return True
     return False

@@ -4,11 +4,9 @@ Its verdict on the run's loss curve up to that step is the same whenever it is c
 """
 
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -16,22 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
-from pydantic import BaseModel, ConfigDict
 
 from cairn.model.configuration import network, training
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, window_losses
 from cairn.storage.logs.run_entries import EvaluationRecorded
+from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.codec import encode, sha256
 from cairn.tasks.attempt.injected_faults import evaluator_fault
 from cairn.tasks.configuration import settings
 from cairn.tasks.errors import CheckpointGone
 from cairn.tasks.evaluator import curve_reader, evaluator_process
-from cairn.tasks.machine.placement import pid_namespace, this_placement
+from cairn.tasks.machine.placement import this_placement
 from cairn.tasks.policy import budgets, curve_verdict, failures
 
+Recorded = EvaluationRecorded | run_entries.EvaluationFailed
+Clock = Callable[[], datetime]
 Measure = Callable[[bytes, float], evaluator_process.Outcome]
 _POLL_SECONDS = 0.5
 COMMANDS, ALLOWED, LOGGED = "CAIRN_EVALUATOR_COMMANDS", "allow", "log"
@@ -117,14 +116,27 @@ class Measurement:
         suite, step = self.plan.suite, self.reference.step
         return f"{step}, {suite.name}" if isinstance(suite, settings.EvaluatorConfig) else f"{step}"
 
+    def known(self, state: run_state.RunState) -> EvaluationRecorded | None:
+        """Return its record, or None before there is one, or to measure again."""
+        wanted = (self.reference.manifest_sha256, self.plan.suite.sha256, self.plan.snapshot_id)
+        return None if self.again else find_evaluation(state, *wanted)
 
-class EvaluationSpec(BaseModel):
+    def failed(self, state: run_state.RunState) -> list[run_entries.EvaluationFailed]:
+        """Return its failures, without refusals."""
+        known = state.failed_evaluations_of(self.reference.manifest_sha256)
+        return [item for item in known if item.suite_sha256 == self.plan.suite.sha256 and not item.refused]
+
+    def may_retry(self, state: run_state.RunState) -> bool:
+        """Whether the budget has room for another failure of it."""
+        charged = [item for item in state.failed_evaluations if not item.refused]
+        return len(self.failed(state)) <= budgets.evaluator_budget(self.plan.budget, charged).retries
+
+
+class EvaluationSpec(network.Section):
     """The spec of one evaluation: `number` counts the run's evaluations, `folder` holds a command's model and files.
 
     `source_sha256` names the source of the weights that the run began with.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: EvaluationPlan
     checkpoint: log_entry.CheckpointReference
@@ -166,11 +178,10 @@ def record_evaluation(
     asked: Measurement,
     *,
     stopping: Callable[[], bool] = lambda: False,
-    clock: Callable[[], datetime] = log_entry.utc_now,
+    clock: Clock = log_entry.utc_now,
     monotonic: Callable[[], float] = time.monotonic,
     measure: Measure | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> EvaluationRecorded | run_entries.EvaluationFailed:
+) -> Recorded:
     """Return the recorded evaluation, measuring the checkpoint if there is none; a failed evaluator does not raise.
 
     A failed evaluator is retried within its budget, after its back-off; if the budget was spent before and nobody
@@ -179,54 +190,33 @@ def record_evaluation(
     not run and recorded as failed.
     """
     measure = measure or partial(evaluator_process.run_evaluator, stopping=stopping, note=asked.note)
-    if problem := refuse_command(asked.plan.suite, os.environ):
-        refusal = evaluator_process.Outcome(result=b"", problem=problem, refused=True)
-        measure = lambda spec, timeout_seconds: refusal  # noqa: E731
-    trial = _Trial(log, asked, clock, monotonic)
     log.refresh()
-    while (known := trial.known(log.state)) is None:
-        if not asked.on_request and (failed := trial.failed(log.state)) and not trial.may_retry(log.state):
+    while (known := asked.known(log.state)) is None:
+        if not asked.on_request and (failed := asked.failed(log.state)) and not asked.may_retry(log.state):
             return failed[-1]
-        body = _measure_once(trial, measure)
-        if isinstance(body, EvaluationRecorded) or body.refused or not trial.may_retry(log.refresh()):
+        body = _measure_once(log, asked, measure, clock, monotonic)
+        if isinstance(body, EvaluationRecorded) or body.refused or not asked.may_retry(log.refresh()):
             return body
-        delay = budgets.backoff_seconds(asked.plan.budget, len(trial.failed(log.state)) - 1)
+        delay = budgets.backoff_seconds(asked.plan.budget, len(asked.failed(log.state)) - 1)
         while delay > 0 and not stopping():
-            sleep(min(delay, _POLL_SECONDS))
+            time.sleep(min(delay, _POLL_SECONDS))
             delay -= _POLL_SECONDS
     return known
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    log: run_log.RunLog
-    asked: Measurement
-    clock: Callable[[], datetime]
-    monotonic: Callable[[], float]
-
-    def known(self, state: run_state.RunState) -> EvaluationRecorded | None:
-        reference, plan = self.asked.reference, self.asked.plan
-        wanted = (reference.manifest_sha256, plan.suite.sha256, plan.snapshot_id)
-        return None if self.asked.again else find_evaluation(state, *wanted)
-
-    def failed(self, state: run_state.RunState) -> list[run_entries.EvaluationFailed]:
-        known = state.failed_evaluations_of(self.asked.reference.manifest_sha256)
-        return [item for item in known if item.suite_sha256 == self.asked.plan.suite.sha256 and not item.refused]
-
-    def may_retry(self, state: run_state.RunState) -> bool:
-        charged = [item for item in state.failed_evaluations if not item.refused]
-        return len(self.failed(state)) <= budgets.evaluator_budget(self.asked.plan.budget, charged).retries
-
-
-def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | run_entries.EvaluationFailed:
-    log, reference, plan = trial.log, trial.asked.reference, trial.asked.plan
-    pin_id = pin_for_evaluation(log, reference, plan, during_attempt=trial.asked.during_attempt)
+def _measure_once(
+    log: run_log.RunLog, asked: Measurement, measure: Measure, clock: Clock, monotonic: Callable[[], float]
+) -> Recorded:
+    reference, plan = asked.reference, asked.plan
+    pin_id = pin_for_evaluation(log, reference, plan, during_attempt=asked.during_attempt)
     if pin_id is None:
         raise CheckpointGone(f"{reference.prefix}: is no longer committed, so it is not evaluated")
-    started_at, started = trial.clock(), trial.monotonic()
+    started_at, started = clock(), monotonic()
     parent = plan.cache_dir.parent / "evaluations"
     number = 1 + len(log.state.evaluations) + len(log.state.failed_evaluations)
-    with evaluation_folder(parent) if isinstance(plan.suite, settings.EvaluatorConfig) else nullcontext() as folder:
+    if is_command := isinstance(plan.suite, settings.EvaluatorConfig):
+        parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder("evaluation-", parent) if is_command else nullcontext() as folder:
         spec = EvaluationSpec(
             plan=replace(plan, following=()),
             checkpoint=reference,
@@ -236,35 +226,20 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | run_e
             folder=folder,
             source_sha256=log.state.opened.initial_source_sha256 if log.state.opened else None,
         )
-        outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
+        if refusal := refuse_command(plan.suite, os.environ):
+            outcome = evaluator_process.Outcome(result=b"", problem=refusal, refused=True)
+        else:
+            outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
     if outcome.problem and (fault := evaluator_fault(log.store, log.prefix, plan.faults, number)):
         outcome = replace(outcome, problem=failures.as_injected(outcome.problem, fault))
-    seconds = trial.monotonic() - started
-    body = _body(log, outcome, trial.asked, started_at=started_at, seconds=seconds, pin_id=pin_id)
+    body = _body(log, outcome, asked, started_at=started_at, seconds=monotonic() - started, pin_id=pin_id)
     if isinstance(body, EvaluationRecorded):
-        body = with_verdict(log, body, trial.asked.reader or curve_reader.CurveReader(log.store, log.prefix))
-    state = log.append(partial(_unless_recorded, body, trial), writer=log_entry.this_writer())
-    return (trial.known(state) or body) if isinstance(body, EvaluationRecorded) else body
+        body = with_verdict(log, body, asked.reader or curve_reader.CurveReader(log.store, log.prefix))
+    state = log.append(partial(_unless_recorded, body, asked), writer=log_entry.this_writer())
+    return (asked.known(state) or body) if isinstance(body, EvaluationRecorded) else body
 
 
-@contextmanager
-def evaluation_folder(parent: Path) -> Iterator[Path]:
-    """Make a folder under `parent` for the block, and remove it afterwards; and those of processes known to be dead."""
-    writer = log_entry.this_writer()
-    parent.mkdir(parents=True, exist_ok=True)
-    here = f"{writer.host}+{pid_namespace().strip('pid:[]')}"
-    for abandoned in parent.glob(f"{here}+*+*"):
-        pid = abandoned.name.removeprefix(f"{here}+").split("+")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(abandoned, ignore_errors=True)
-    prefix = f"{here}+{writer.pid}+"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent.absolute(), ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
-
-
-def _body(
-    log: run_log.RunLog, outcome: evaluator_process.Outcome, asked: Measurement, **common: Any
-) -> EvaluationRecorded | run_entries.EvaluationFailed:
+def _body(log: run_log.RunLog, outcome: evaluator_process.Outcome, asked: Measurement, **common: Any) -> Recorded:
     reference, plan = asked.reference, asked.plan
     common |= {"step": reference.step, "manifest_sha256": reference.manifest_sha256, "data_snapshot": plan.snapshot_id}
     common |= {"suite": plan.suite.name, "suite_sha256": plan.suite.sha256}
@@ -278,25 +253,19 @@ def _body(
     if result.losses:
         found = window_losses.WindowLosses(window_tokens=result.window_tokens, losses=result.losses)
         written = window_losses.write_losses(log.store, log.prefix, found)
-    return EvaluationRecorded(
-        evaluator_version=plan.suite.evaluator_version,
-        metrics=result.metrics,
-        samples=result.samples,
-        boundary=result.boundary,
-        window_losses_sha256=written,
-        **common,
-    )
+    common |= {"evaluator_version": plan.suite.evaluator_version, "window_losses_sha256": written}
+    return EvaluationRecorded(metrics=result.metrics, samples=result.samples, boundary=result.boundary, **common)
 
 
 def _unless_recorded(
-    body: EvaluationRecorded | run_entries.EvaluationFailed, trial: _Trial, state: run_state.RunState
-) -> EvaluationRecorded | run_entries.EvaluationFailed | run_entries.CheckpointUnpinned | None:
-    record, manifest_sha256 = state.find_live(trial.asked.reference.prefix), trial.asked.reference.manifest_sha256
+    body: Recorded, asked: Measurement, state: run_state.RunState
+) -> Recorded | run_entries.CheckpointUnpinned | None:
+    record, manifest_sha256 = state.find_live(asked.reference.prefix), asked.reference.manifest_sha256
     if isinstance(body, run_entries.EvaluationFailed) and (record is None or not record.is_committed):
         return None  # its pin had ended and the bytes were deleted, so the evaluator is not at fault
     if body in (*state.evaluations_of(manifest_sha256), *state.failed_evaluations_of(manifest_sha256)):
         return None
-    if isinstance(body, EvaluationRecorded) and trial.known(state) is not None:
+    if isinstance(body, EvaluationRecorded) and asked.known(state) is not None:
         pin = next((pin for pin in state.pins if pin.pin_id == body.pin_id), None)
         return unpin_entry(pin, "another evaluator was sooner: one outcome is enough", state) if pin else None
     return body
@@ -314,12 +283,10 @@ def with_verdict(log: run_log.RunLog, body: EvaluationRecorded, reader: curve_re
 
 def refuse_command(suite: AnySuite, environment: Mapping[str, str]) -> str:
     """Return why this machine does not run the suite's command; empty if it does, or if the suite has none."""
-    allowed, problem = environment.get(COMMANDS, ALLOWED), ""
-    if isinstance(suite, settings.EvaluatorConfig) and allowed not in (ALLOWED, LOGGED):
-        problem = f"this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
-    elif isinstance(suite, settings.EvaluatorConfig) and suite.logged and allowed != LOGGED:
-        problem = (
-            "only the run's log names its command, so it was not run; name it in this machine's configuration or with "
-            f"--suite, or set {COMMANDS}={LOGGED} to run the commands of logs"
-        )
-    return f"evaluator {suite.name}: {problem}" if problem else ""
+    allowed = environment.get(COMMANDS, ALLOWED)
+    if isinstance(suite, Suite) or allowed == LOGGED or (allowed == ALLOWED and not suite.logged):
+        return ""
+    if allowed != ALLOWED:
+        return f"evaluator {suite.name}: this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
+    remedy = f"in this machine's configuration or with --suite, or set {COMMANDS}={LOGGED} to run the commands of logs"
+    return f"evaluator {suite.name}: only the run's log names its command, so it was not run; name it {remedy}"

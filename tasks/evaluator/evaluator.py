@@ -12,14 +12,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
-from cairn.model.data.sample_order import window_range
-from cairn.model.data.token_windows import TokenWindows
+from cairn.model.data import sample_order, token_windows
 from cairn.model.inference.prediction import describe_losses, sample_text, window_losses
 from cairn.model.training.determinism import make_deterministic, resolve_device
 from cairn.storage.logs import run_log
@@ -74,11 +72,11 @@ def measure_held_out(
     `note` gets the share of the windows that are measured.
     """
     sizes = opened.network.config.block_size, opened.snapshot.manifest.vocab_size
-    windows = TokenWindows(opened.snapshot.val, *sizes, opened.snapshot.val_answers)
+    windows = token_windows.TokenWindows(opened.snapshot.val, *sizes, opened.snapshot.val_answers)
     asked = {METRIC: (range(windows.window_count), suite.batches * suite.batch_size)}
     groups, start = [group for group in opened.snapshot.manifest.known_groups if group.val_tokens], 0
     for group in groups:  # those with a whole window; together they cost what the suite costs
-        first, count = window_range(start, group.val_tokens, windows.block_size)
+        first, count = sample_order.window_range(start, group.val_tokens, windows.block_size)
         start += group.val_tokens
         if count:
             wanted, among = math.ceil(suite.batches / len(groups)) * suite.batch_size, range(first, first + count)
@@ -87,8 +85,11 @@ def measure_held_out(
     counts = {name: len(of) if len(of) <= WHOLE_UP_TO * wanted else wanted for name, (of, wanted) in asked.items()}
     total = sum(counts.values())
     for name, (among, _) in asked.items():
-        told = partial(_note_windows, note, sum(map(len, losses.values())), total)
-        losses[name] = window_losses(opened.network, windows, count=counts[name], among=among, note=told)
+
+        def tell(measured: int, before: int = sum(map(len, losses.values()))) -> None:
+            note((before + measured) / total)
+
+        losses[name] = window_losses(opened.network, windows, count=counts[name], among=among, note=tell)
     manifest = opened.snapshot.manifest
     if isinstance(manifest.answers, msgspec.UnsetType):
         metrics = describe_losses(losses[METRIC], bytes_per_token=manifest.bytes_per_token("val"))
@@ -96,12 +97,8 @@ def measure_held_out(
         counted = manifest.answers.val_tokens / manifest.split("val").tokens
         metrics = describe_losses(losses[METRIC], bytes_per_token=None) | {"share_of_answers": counted}
     means = {name: math.fsum(of) / len(of) for name, of in losses.items()}
-    return EvaluationResult(
-        metrics=metrics | means,
-        samples=tuple(_sample(opened, suite, text) for text in suite.prompts),
-        window_tokens=windows.block_size,
-        losses=losses,
-    )
+    samples = tuple(_sample(opened, suite, text) for text in suite.prompts)
+    return EvaluationResult(metrics=metrics | means, samples=samples, window_tokens=windows.block_size, losses=losses)
 
 
 def _measure_by_command(spec: EvaluationSpec, suite: EvaluatorConfig) -> EvaluationResult:
@@ -109,10 +106,8 @@ def _measure_by_command(spec: EvaluationSpec, suite: EvaluatorConfig) -> Evaluat
     guard = guard_group()
     (spec.folder / "scratch").mkdir(parents=True)
     checkpoint = spec.checkpoint
-    card = (
-        f"Step {checkpoint.step} of run {spec.run_id}, manifest sha256 {checkpoint.manifest_sha256}, trained on data "
-        f"snapshot {spec.plan.snapshot_id}. Written for an evaluator; `cairn export` writes a model card.\n"
-    )
+    card = f"Step {checkpoint.step} of run {spec.run_id}, manifest sha256 {checkpoint.manifest_sha256}, trained on "
+    card += f"data snapshot {spec.plan.snapshot_id}. Written for an evaluator; `cairn export` writes a model card.\n"
     source = read_source(open_store.open_store(spec.store_url), spec.source_sha256) if spec.source_sha256 else None
     # Not bound to a name: the weights are not needed in memory while the command runs.
     checkpoint_model.write_model_directory(spec.folder / "model", _open(spec, "cpu"), card=card, source=source)
@@ -126,7 +121,16 @@ def run_command(suite: EvaluatorConfig, spec: EvaluationSpec) -> EvaluationResul
 
     Raises TaskError for a changed file of the suite, a command that fails, or other output than finite numbers.
     """
-    _check_files(suite)
+    for name, expected in (suite.files or {}).items():
+        path = Path(suite.folder) / name
+        try:
+            found = object_store.describe_file(path).sha256
+        except OSError as error:
+            raise TaskError(f"evaluator {suite.name}: {path}: cannot be read: {error}") from error
+        if found != expected:
+            problem = f"sha256 {found[:12]}, the suite has {expected[:12]}; it was edited"
+            remedy = "start the run's command again with its configuration, or name a suite file with --suite"
+            raise TaskError(f"evaluator {suite.name}: {path}: {problem}: {remedy}")
     environment = command_environment(os.environ, spec)
     program, model_dir = suite.command[0], environment["CAIRN_MODEL_DIR"]
     if "/" not in program:
@@ -159,9 +163,8 @@ def _read_metrics(name: str, child: "subprocess.Popen[bytes]") -> dict[str, floa
         printed = child.stdout.read(MOST_PRINTED_BYTES + 1)
     if len(printed) > MOST_PRINTED_BYTES:
         raise TaskError(f"evaluator {name} printed nonsense: more than {MOST_PRINTED_BYTES:,} bytes on stdout")
-    code = child.wait()
-    if code != 0:
-        raise TaskError(f"evaluator {name} exited with {code}: {stderr.last_line()}")
+    if child.wait() != 0:
+        raise TaskError(f"evaluator {name} exited with {child.returncode}: {stderr.last_line()}")
     return parse_metrics(name, printed)
 
 
@@ -205,19 +208,6 @@ def guard_group() -> "subprocess.Popen[bytes] | None":
     return start_helper(_GUARD, own_group=False)
 
 
-def _check_files(suite: EvaluatorConfig) -> None:
-    for name, expected in (suite.files or {}).items():
-        path = Path(suite.folder) / name
-        try:
-            found = object_store.describe_file(path).sha256
-        except OSError as error:
-            raise TaskError(f"evaluator {suite.name}: {path}: cannot be read: {error}") from error
-        if found != expected:
-            problem = f"sha256 {found[:12]}, the suite has {expected[:12]}; it was edited"
-            remedy = "start the run's command again with its configuration, or name a suite file with --suite"
-            raise TaskError(f"evaluator {suite.name}: {path}: {problem}: {remedy}")
-
-
 def _numbers(name: str, document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
     for key, value in document.items():
         where, number = f"{prefix}{key}", math.nan
@@ -236,6 +226,11 @@ def main() -> None:
     """Read the spec from stdin, and print the result as the last line on stdout."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+
+    def print_line(line: bytes) -> None:
+        out.write(line + b"\n")
+        out.flush()
+
     spec = EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
     faults = FaultPlan(open_store.open_store(spec.store_url), run_log.run_prefix(spec.run_id), spec.plan.faults)
     for kind in faults.due(spec.number, IN_EVALUATOR):
@@ -248,22 +243,12 @@ def main() -> None:
         if isinstance(plan.suite, EvaluatorConfig):
             result = _measure_by_command(spec, plan.suite)
         else:
-            result = measure_held_out(_open(spec, plan.device), plan.suite, partial(_print_share, out))
+            result = measure_held_out(_open(spec, plan.device), plan.suite, lambda share: print_line(b"%.3f" % share))
     except TaskError as error:  # explains itself; any other exception needs its traceback
         print(error, file=sys.stderr, flush=True)
         os._exit(1)
-    out.write(msgspec.json.encode(result) + b"\n")
-    out.flush()
+    print_line(msgspec.json.encode(result))
     os._exit(0)
-
-
-def _note_windows(note: Callable[[float], object], before: int, total: int, measured: int) -> None:
-    note((before + measured) / total)
-
-
-def _print_share(out: IO[bytes], share: float) -> None:
-    out.write(f"{share:.3f}\n".encode())
-    out.flush()
 
 
 def _sample(opened: checkpoint_model.CheckpointModel, suite: Suite, prompt: str) -> str:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,8 +18,7 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.model.errors import ModelError
 from cairn.model.estimates.numerics import MachineSpeed, NumericsChoice, benefits_from_cpu_bf16, choose_numerics
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores.child_process import child_command, child_environment
-from cairn.storage.stores.codec import decode, encode, sha256
+from cairn.storage.stores import child_process, codec
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import replace_file
 
@@ -54,7 +52,7 @@ def numerics_beside(
 ) -> Iterator[Callable[[], NumericsChoice]]:
     """Compute `numerics_here` in a thread while the block runs; the yielded function waits for the result."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="mode") as beside:
-        yield beside.submit(partial(numerics_here, training, model, folder, ask=ask)).result
+        yield beside.submit(numerics_here, training, model, folder, ask=ask).result
 
 
 def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -> MachineSpeed:
@@ -62,16 +60,16 @@ def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -
     settings = [f"{name}={os.environ.get(name, '')}" for name in _SETTINGS]
     traces = [*filter(os.path.exists, _CUDA_TRACES), *_card_texts(_CARDS)]
     known = ["1", version("torch"), *map(str, sorted(cpu_facts().items())), *settings, *traces]
-    identity = sha256("\n".join(known).encode())[:32]
+    identity = codec.sha256("\n".join(known).encode())[:32]
     path = folder / "machine" / f"{identity}.json"
     with suppress(OSError, IntegrityError, ModelError):
-        return decode(path.read_bytes(), MachineSpeed, where=str(path))
+        return codec.decode(path.read_bytes(), MachineSpeed, where=str(path))
     try:
         speed = (None if may_have_cuda() else ask()) or _measure()  # the one asked would keep memory of a GPU
     except (OSError, subprocess.SubprocessError, IntegrityError, ModelError):
         return MachineSpeed()
     if keep:
-        replace_file(path, encode(speed))
+        replace_file(path, codec.encode(speed))
     return speed
 
 
@@ -141,15 +139,14 @@ def _card_texts(cards: Path) -> list[str]:
 
 
 def _measure() -> MachineSpeed:
-    return decode(run_child(__spec__.name), MachineSpeed, where="the measurement of this machine")
+    return codec.decode(run_child(__spec__.name), MachineSpeed, where="the measurement of this machine")
 
 
 def run_child(module: str, *arguments: str, given: bytes = b"", limit_seconds: float = _TIMEOUT_SECONDS) -> bytes:
     """Return what a module prints as a child that reads what is given; raises OSError or SubprocessError."""
-    command, variables = child_command(module, *arguments), child_environment(os.environ)
-    return subprocess.run(
-        command, env=variables, input=given, capture_output=True, check=True, timeout=limit_seconds
-    ).stdout
+    command, variables = child_process.child_command(module, *arguments), child_process.child_environment(os.environ)
+    done = subprocess.run(command, env=variables, input=given, capture_output=True, check=True, timeout=limit_seconds)
+    return done.stdout
 
 
 def main() -> None:
@@ -157,7 +154,7 @@ def main() -> None:
     if not sys.argv[1:]:
         from cairn.model.estimates.utilization import measure_machine
 
-        sys.stdout.buffer.write(encode(measure_machine()))
+        sys.stdout.buffer.write(codec.encode(measure_machine()))
         return
     import torch
 

@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cairn.storage.logs.run_entries import Placement
-from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs import run_entries, run_log
 from cairn.storage.stores.codec import sha256
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.text.format import one_line
@@ -86,10 +85,10 @@ def resolved_device(wanted: str, *, on_cuda: bool, processes: int) -> str:
     return "cuda" if processes > 1 else "cuda:0"
 
 
-def this_placement(*, device: str, threads: int, world_size: int = 1) -> Placement:
+def this_placement(*, device: str, threads: int, world_size: int = 1) -> run_entries.Placement:
     """Return where this process runs; `start_ticks` is 0 on a system without /proc."""
     found = _state_and_start_ticks("self")
-    return Placement(
+    return run_entries.Placement(
         host=socket.gethostname(),
         boot_id=boot_id(),
         pid_namespace=pid_namespace(),
@@ -101,13 +100,13 @@ def this_placement(*, device: str, threads: int, world_size: int = 1) -> Placeme
     )
 
 
-def shares_pids(placement: Placement) -> bool:
+def shares_pids(placement: run_entries.Placement) -> bool:
     """Whether the placement's pid names the same process here: same host, boot and pid namespace."""
     here = (socket.gethostname(), boot_id(), pid_namespace())
     return bool(placement.pid_namespace) and (placement.host, placement.boot_id, placement.pid_namespace) == here
 
 
-def is_known_dead(placement: Placement) -> bool:
+def is_known_dead(placement: run_entries.Placement) -> bool:
     """Whether the process no longer exists: its pid counts here, and no process has this pid and start time.
 
     A zombie is dead. False means unknown, not alive: another pid namespace, a process that /proc hides, or, on a system
@@ -128,7 +127,7 @@ def is_known_dead(placement: Placement) -> bool:
     return found is not None and (found[0] in "ZX" or found[1] != placement.start_ticks)
 
 
-def is_known_alive(placement: Placement) -> bool:
+def is_known_alive(placement: run_entries.Placement) -> bool:
     """Whether the process exists: its pid counts here, and /proc shows it with its start time. False means unknown."""
     found = _state_and_start_ticks(placement.pid) if shares_pids(placement) else None
     return found is not None and found[0] not in "ZX" and found[1] == placement.start_ticks
@@ -182,7 +181,7 @@ def this_person() -> str:
         return f"uid {os.getuid()}@{socket.gethostname()}"
 
 
-def trainer_folder(environment: Mapping[str, str], log: RunLog) -> Path:
+def trainer_folder(environment: Mapping[str, str], log: run_log.RunLog) -> Path:
     """Return the folder of spools and stderr of this opening of a run in this store, or of trainers before it."""
     identity = sha256(f"{log.store.url} {log.run_id} {log.state.opening}".encode())[:12]
     return work_folder(environment) / "work" / (f"{log.run_id}-{identity}" if log.state.opening else "waiting")

@@ -18,8 +18,8 @@ from cairn.tasks.machine.process_scopes import running_beside
 _ROOT = Path("/")
 _LIMITS = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 """Limit → the use that counts against it."""
-_REUSABLE = ("inactive_file", "total_inactive_file")
-"""File pages not used lately, in cgroup v2 and v1; the kernel reclaims them before it kills."""
+_REUSABLE = ("total_inactive_file", "inactive_file")
+"""File pages not used lately, in cgroup v1 and v2; the kernel reclaims them before it kills."""
 _DYING_SECONDS = 30.0
 """A large process dies slowly; a kill that was counted longer before its end was another process's."""
 
@@ -62,20 +62,20 @@ class MemoryWatch:
                 if counter != self._counter:
                     self._counter = counter
                     self._counted.clear()
-                self._counted.append((self._clock(), _read_count(counter)))
+                self._counted.append((self._clock(), self._count()))
                 self._forget_old_counts()
 
     def reading(self) -> MemoryReading:
         """Return the totals; call it after the process has ended, so that its own kill is counted."""
         with self._lock:
-            kills = _read_count(self._counter)
+            kills = self._count()
             self._forget_old_counts()
             before = self._counted[0][1] if self._counted else kills
-            return MemoryReading(
-                rss_bytes=sum(self._rss_bytes.values()) if self._rss_bytes else None,
-                limit_bytes=self._limit_bytes,
-                oom_kills=max(kills - before, 0),
-            )
+            used = sum(self._rss_bytes.values()) if self._rss_bytes else None
+            return MemoryReading(rss_bytes=used, limit_bytes=self._limit_bytes, oom_kills=max(kills - before, 0))
+
+    def _count(self) -> int:
+        return (_number(self._counter, "oom_kill ") or 0) if self._counter else 0
 
     def _forget_old_counts(self) -> None:
         # The newest count that is old enough is the baseline; older ones are not needed.
@@ -96,9 +96,9 @@ def sampling(watch: MemoryWatch, *, every_seconds: float = 1.0) -> AbstractConte
 
 def peak_rss_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
     """Return the peak resident size of `pid`, or its present size where the kernel keeps no peak."""
-    status = _text(root / "proc" / str(pid) / "status")
-    if status:  # without the line: a zombie has no memory
-        return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), None)
+    status = root / "proc" / str(pid) / "status"
+    if _text(status):  # without the line: a zombie has no memory
+        return _number(status, "VmHWM:", unit_bytes=1024)
     try:
         return int(psutil.Process(pid).memory_info().rss) if root == _ROOT else None
     except psutil.Error:
@@ -107,15 +107,22 @@ def peak_rss_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
 
 def memory_limit_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
     """Return the smallest of the control groups' limits, the address space limit and the machine's memory."""
-    limits = [_address_space_limit(pid, root), _meminfo_bytes("MemTotal:", root)]
-    limits += [_number(_text(folder / name)) for folder in _group_folders(pid, root) for name in _LIMITS]
+    limits = [_number(root / f"proc/{pid}/limits", "Max address space")]
+    limits.append(_number(root / "proc/meminfo", "MemTotal:", unit_bytes=1024))
+    limits += [_number(folder / name) for folder in _group_folders(pid, root) for name in _LIMITS]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def available_memory_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
     """Return the memory left for a child of `pid` in machine and control groups; reclaimable pages are free."""
-    rooms = [_meminfo_bytes("MemAvailable:", root), _address_space_limit(pid, root)]
-    rooms += [_room(folder, name) for folder in _group_folders(pid, root) for name in _LIMITS]
+    rooms = [_number(root / f"proc/{pid}/limits", "Max address space")]
+    rooms.append(_number(root / "proc/meminfo", "MemAvailable:", unit_bytes=1024))
+    for folder in _group_folders(pid, root):
+        for limit, use in _LIMITS.items():
+            if (most := _number(folder / limit)) is not None:
+                found = (_number(folder / "memory.stat", f"{name} ") for name in _REUSABLE)
+                reusable = next((size for size in found if size is not None), 0)
+                rooms.append(max(0, most - max(0, (_number(folder / use) or 0) - reusable)))
     return min((room for room in rooms if room is not None), default=None)
 
 
@@ -145,36 +152,11 @@ def _inside(mount: Path, path: str) -> tuple[Path, Path]:
     return (mount, mount) if ".." in path or not folder.is_dir() else (mount, folder)
 
 
-def _read_count(counter: Path | None) -> int:
-    lines = _text(counter).splitlines() if counter is not None else []
-    return next((_number(line.split()[1]) or 0 for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def _address_space_limit(pid: int, root: Path) -> int | None:
-    limits = _text(root / "proc" / str(pid) / "limits").splitlines()
-    line = next((line for line in limits if line.startswith("Max address space")), "")
-    return _number(line.removeprefix("Max address space").partition("bytes")[0].split()[0]) if line else None
-
-
-def _room(folder: Path, name: str) -> int | None:
-    limit = _number(_text(folder / name))
-    if limit is None:
-        return None
-    used = _number(_text(folder / _LIMITS[name])) or 0
-    fields = (line.split() for line in _text(folder / "memory.stat").splitlines())
-    sizes = {words[0]: _number(words[1]) or 0 for words in fields if len(words) == 2}
-    reusable = next((sizes[key] for key in reversed(_REUSABLE) if key in sizes), 0)
-    return max(0, limit - max(0, used - reusable))
-
-
-def _meminfo_bytes(name: str, root: Path) -> int | None:
-    lines = _text(root / "proc" / "meminfo").splitlines()
-    kilobytes = next((_number(line.split()[1]) for line in lines if line.startswith(name)), None)
-    return None if kilobytes is None else kilobytes * 1024
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.strip().isdecimal() else None
+def _number(path: Path, beginning: str = "", unit_bytes: int = 1) -> int | None:
+    """Return the number after the beginning of a line; None without such a line, or for another word there."""
+    lines = (line.removeprefix(beginning).split() for line in _text(path).splitlines() if line.startswith(beginning))
+    word = next((words[0] for words in lines if words), "")
+    return int(word) * unit_bytes if word.isdecimal() else None
 
 
 def _text(path: Path) -> str:

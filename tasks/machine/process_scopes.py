@@ -1,18 +1,16 @@
 """Daemon threads beside this process's own work, and a block without a search for garbage."""
 
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from threading import Event, Lock, Thread
 
 
 @contextmanager
-def running_beside(
-    body: Callable[[threading.Event], None], *, name: str, join_seconds: float | None = None
-) -> Iterator[None]:
+def running_beside(body: Callable[[Event], None], *, name: str, join_seconds: float | None = None) -> Iterator[None]:
     """Run `body(stop)` in a thread while the block runs, then set `stop` and join it for up to `join_seconds`."""
-    stop = threading.Event()
-    thread = threading.Thread(target=body, args=(stop,), name=name, daemon=True)
+    stop = Event()
+    thread = Thread(target=body, args=(stop,), name=name, daemon=True)
     thread.start()
     try:
         yield
@@ -36,7 +34,7 @@ def repeating_beside(
     `report` gets the first of failures in a row; each of them doubles the pause, which stays below `longest_seconds`.
     """
 
-    def body(stop: threading.Event) -> None:
+    def body(stop: Event) -> None:
         failures = 0
         while True:
             is_last = stop.is_set()
@@ -64,7 +62,7 @@ class BackgroundWork:
 
     def __init__(self, work: Callable[[], object], report: Callable[[Exception], None], *, name: str) -> None:
         self._work, self._report, self._name = work, report, name
-        self._lock, self._is_asked, self._idle = threading.Lock(), False, threading.Event()
+        self._lock, self._is_asked, self._idle = Lock(), False, Event()
         self._idle.set()
         self._error: Exception | None = None
 
@@ -74,7 +72,7 @@ class BackgroundWork:
             self._is_asked = True
             if self._idle.is_set():
                 self._idle.clear()
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                Thread(target=self._run, name=self._name, daemon=True).start()
 
     def finish(self) -> Exception | None:
         """Do the work once more, after the running one, and wait for that; return the error it failed with."""

@@ -35,9 +35,8 @@ from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 
 DAY_SECONDS = 86_400.0
-_NO_FAILURES = frozenset({TerminationReason.COMPLETED, TerminationReason.FENCED}) | {
-    *(TerminationReason.CANCELLED, TerminationReason.PAUSED)
-}
+_NO_FAILURES = {TerminationReason.COMPLETED, TerminationReason.FENCED}
+_NO_FAILURES |= {TerminationReason.CANCELLED, TerminationReason.PAUSED}
 _TAKES_MACHINE = frozenset({TerminationReason.PREEMPTED, TerminationReason.LOST})
 _PUBLISHED = {
     TerminationReason.LOST: 371,

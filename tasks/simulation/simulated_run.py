@@ -19,7 +19,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from cairn.storage.logs import log_entry, run_entries, run_log, run_state
+from cairn.storage.logs import log_entry, run_log, run_state
+from cairn.storage.logs.run_entries import AttemptStarted, CheckpointCommitted, DataQuarantined, Decision, Placement
 from cairn.storage.logs.step_log import Heartbeat
 from cairn.tasks.attempt.attempt_entries import AttemptOver, Remedy, write_receipt
 from cairn.tasks.configuration.settings import BudgetsConfig
@@ -31,9 +32,7 @@ from cairn.tasks.simulation.failure_trace import FailureTrace, NotNegative, Trac
 MOST_ATTEMPTS = 10_000
 _TIME = datetime(2000, 1, 1, tzinfo=UTC)
 """Every time in the state; no policy reads one."""
-_PLACEMENT = run_entries.Placement(
-    host="", boot_id="", pid_namespace="", pid=1, start_ticks=0, device="", world_size=1, threads=1
-)
+_PLACEMENT = Placement(host="", boot_id="", pid_namespace="", pid=1, start_ticks=0, device="", world_size=1, threads=1)
 _Count = Annotated[int, Field(ge=1)]
 
 
@@ -138,10 +137,10 @@ def budget_policy(budgets: BudgetsConfig) -> Policy:
 def plain_retries(most: int) -> Policy:
     """Return the policy of a plain retry counter: at most `most` retries in total, for any reason."""
 
-    def policy(state: run_state.RunState, failure: Failure, impact: FailureImpact) -> run_entries.Decision:
+    def policy(state: run_state.RunState, failure: Failure, impact: FailureImpact) -> Decision:
         stops = len(state.attempts) > most
         reason = f"{failure.reason} after {most} retries for any reason" if stops else ""
-        return run_entries.Decision(action=DecisionAction.STOP if stops else DecisionAction.RESUME, reason=reason)
+        return Decision(action=DecisionAction.STOP if stops else DecisionAction.RESUME, reason=reason)
 
     return policy
 
@@ -174,7 +173,7 @@ def simulate(
 def _begin(plan: SimulationPlan, state: run_state.RunState, span: AttemptSpan) -> run_state.RunState:
     """Return the state with one more attempt open and its newest commit, if it made one; older ones are superseded."""
     number, newest = state.latest_attempt + 1, state.newest_committed
-    started = run_entries.AttemptStarted(
+    started = AttemptStarted(
         attempt=number,
         placement=_PLACEMENT,
         config={"training": {"global_batch": plan.global_batch}},
@@ -188,7 +187,7 @@ def _begin(plan: SimulationPlan, state: run_state.RunState, span: AttemptSpan) -
     if not span.seconds.useful:
         return state
     used, name = (span.seconds.useful + span.seconds.commits) * plan.devices, f"step-{step}-attempt-{number}"
-    committed = run_entries.CheckpointCommitted(
+    committed = CheckpointCommitted(
         step=step, attempt=number, prefix=name, manifest_sha256="", state_sha256="", bytes=0, tokens=0, gpu_seconds=used
     )
     return _fold(replace(state, live_checkpoints=()), committed)
@@ -196,7 +195,7 @@ def _begin(plan: SimulationPlan, state: run_state.RunState, span: AttemptSpan) -
 
 def _end(
     plan: SimulationPlan, state: run_state.RunState, span: AttemptSpan, event: TraceFailure, policy: Policy
-) -> tuple[run_state.RunState, run_entries.Decision]:
+) -> tuple[run_state.RunState, Decision]:
     """Return the state after the open attempt ended with `event`, and the decision.
 
     A failure in the data is in the samples of one step.
@@ -213,11 +212,9 @@ def _end(
     gpu_seconds = state.attempts[-1].committed_gpu_seconds + span.seconds.lost * plan.devices
     number = state.latest_attempt
     last = Heartbeat(attempt=number, beat=0, step=span.last_step, train_loss=None, tokens=0, gpu_seconds=gpu_seconds)
-    over = AttemptOver(attempt=number, evidence=Evidence(), last=last)
-    receipt = write_receipt(state, failure, over, policy, remedy)
+    receipt = write_receipt(state, failure, AttemptOver(attempt=number, evidence=Evidence(), last=last), policy, remedy)
     if windows and receipt.decision.action == DecisionAction.RESUME:
-        body = run_entries.DataQuarantined(attempt=number, reason=event.reason, windows=windows, detail="")
-        state = _fold(state, body)
+        state = _fold(state, DataQuarantined(attempt=number, reason=event.reason, windows=windows, detail=""))
     return _fold(state, receipt), receipt.decision
 
 

@@ -27,19 +27,14 @@ class LiveLines:
         self._lines: Sequence[str] = ()
 
     @property
-    def can_be_shown(self) -> bool:
-        """Whether the console is a terminal that can rewrite a line."""
-        return self.console.is_terminal and not self.console.is_dumb_terminal
-
-    @property
     def are_shown(self) -> bool:
         """Whether the lines are on a terminal now."""
         return self._live is not None
 
     @contextmanager
     def show(self) -> Iterator[None]:
-        """Keep the lines on the terminal while the block runs, if no block around it does."""
-        if self.are_shown or not self.can_be_shown:
+        """Keep the lines on a terminal that can rewrite them while the block runs, if no block around it does."""
+        if self.are_shown or not self.console.is_terminal or self.console.is_dumb_terminal:
             yield
             return
         live = Live(console=self.console, refresh_per_second=8, transient=not self._stays, get_renderable=self._render)

@@ -29,8 +29,7 @@ from cairn.storage.stores.codec import decode
 from cairn.storage.stores.object_store import ObjectStore, check_object, read_verified
 from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.configuration.addresses import expand_home
-from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
-from cairn.tasks.data.remote_files import copy_files
+from cairn.tasks.data.foreign_tokenizer import copy_files, load_library_tokenizer, read_library_tokenizer
 from cairn.tasks.text.format import one_line
 from cairn.tasks.trainer.weights_source import (
     CARD,

@@ -21,10 +21,7 @@ STARTS = {
     "tasks/machine/machine_speed.py": "of the parent's group, and waited for; its environment names the parent",
     "tasks/machine/placement.py": "git, and a person's command for a limited time",
 }
-FOLDERS = {
-    "storage/stores/store_probe.py": "for an instant, in the folder that is probed",
-    "tasks/evaluator/evaluation_run.py": "the next evaluation removes those of dead processes",
-}
+FOLDERS = {"storage/stores/store_probe.py": "for an instant, in the folder that is probed"}
 
 
 def files_with(pattern: re.Pattern[str]) -> set[str]:

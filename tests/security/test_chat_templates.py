@@ -9,8 +9,9 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data import conversation
 from cairn.tasks.data.chat_template import ChatTemplate, Renderer, render_row
-from cairn.tasks.data.conversation import find_template, render_rows
+from cairn.tasks.data.conversation import render_rows
 from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data.foreign_tokenizer import find_template
 from cairn.tasks.data.rejection import RejectionKind
 from cairn.tasks.data.snapshot_build import build_snapshot
 

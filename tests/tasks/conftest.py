@@ -1,12 +1,20 @@
-"""The library whose networks ours are compared with."""
+"""A store in a folder, and the library whose networks ours are compared with."""
 
 import importlib
 import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from cairn.storage.stores.local_store import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,8 @@ from cairn.storage.snapshots.data_snapshot import OpenSnapshot, SnapshotFiles, o
 from cairn.storage.snapshots.snapshot_manifest import SPLITS
 from cairn.storage.snapshots.token_shard import map_shard
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.data.conversation import find_template
 from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
+from cairn.tasks.data.foreign_tokenizer import find_template, parse_tokenizer
 from cairn.tasks.data.snapshot_build import build_snapshot, repair_snapshot
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, check_block_size
 from cairn.tasks.data.token_files import TokenFileFormat

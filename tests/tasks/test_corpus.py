@@ -8,7 +8,7 @@ from cairn.model.configuration.data import DataConfig
 from cairn.tasks.data import corpus
 from cairn.tasks.data.corpus import preview_corpus
 from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.text_pieces import CHUNK_BYTES
+from cairn.tasks.data.text_format import CHUNK_BYTES
 from tests.tasks.corpus_files import open_sources, shaped
 
 

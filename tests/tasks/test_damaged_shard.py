@@ -25,11 +25,6 @@ DATA = DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.2)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
 def snapshot_id(store: LocalStore, tmp_path: Path) -> str:
     for number in range(60):
         (tmp_path / f"{number:02d}.txt").write_text(f"{number} " * 60)

@@ -12,7 +12,7 @@ from cairn.tasks.configuration.configuration_source import resolve_evaluation
 from cairn.tasks.configuration.settings import EvaluationConfig, EvaluatorConfig
 from cairn.tasks.errors import TaskError
 from cairn.tasks.evaluator import evaluator
-from cairn.tasks.evaluator.evaluation_run import EvaluationSpec, evaluation_folder, refuse_command
+from cairn.tasks.evaluator.evaluation_run import EvaluationSpec, refuse_command
 from cairn.tasks.evaluator.evaluator import command_environment, parse_metrics, run_command
 from tests.tasks.evaluation_spec import evaluation_spec
 
@@ -133,20 +133,3 @@ def test_more_numbers_than_anybody_reads_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(evaluator, "MOST_METRICS", 2)
     with pytest.raises(TaskError, match="3 numbers; rule: 1 to 2"):
         parse_metrics("score", json.dumps({"a": 1, "b": 2, "c": 3}).encode())
-
-
-def test_an_evaluations_folder_is_gone_afterwards(tmp_path: Path) -> None:
-    with evaluation_folder(tmp_path / "evaluations") as folder:
-        (folder / "weights").write_text("many")
-    assert list((tmp_path / "evaluations").iterdir()) == []
-
-
-def test_folders_of_processes_that_died_are_removed_by_the_next_one(tmp_path: Path) -> None:
-    with evaluation_folder(tmp_path) as folder:
-        host, namespace, mine, _ = folder.name.split("+")
-        names = (f"{host}+{namespace}+999999999+x", f"another-{host}+{namespace}+999999999+x", f"{host}+1+999999999+x")
-        for name in names:
-            (tmp_path / name).mkdir()
-        with evaluation_folder(tmp_path):
-            assert [(tmp_path / name).exists() for name in (folder.name, *names)] == [True, False, True, True]
-        assert mine == str(os.getpid())

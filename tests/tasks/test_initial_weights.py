@@ -27,11 +27,6 @@ from tests.tasks.committed_model import CommittedModel, commit_model, small_conf
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
 def model(store: LocalStore, tmp_path: Path) -> CommittedModel:
     """A committed model that lies in `out` as a directory."""
     model = commit_model(store, tmp_path, small_configuration())

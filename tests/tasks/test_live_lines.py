@@ -20,11 +20,11 @@ def test_without_a_terminal_nothing_is_shown() -> None:
     lines = LiveLines(Console(file=screen), stays=True)
     lines.write(["waiting …"])
     with lines.show():
-        pass
-    assert not lines.can_be_shown and screen.getvalue() == ""
+        assert not lines.are_shown
+    assert screen.getvalue() == ""
 
 
 def test_a_stream_that_is_no_terminal_has_none_whatever_is_asked_for_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):  # as a notebook's kernel and CI set them
         monkeypatch.setenv(name, "1")
-    assert not LiveLines(console_of(io.StringIO()), stays=True).can_be_shown
+    assert not console_of(io.StringIO()).is_terminal

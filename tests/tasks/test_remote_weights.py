@@ -15,10 +15,9 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.data import remote_files
-from cairn.tasks.data.conversation import find_template
+from cairn.tasks.data import foreign_tokenizer
 from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.remote_files import copy_files
+from cairn.tasks.data.foreign_tokenizer import copy_files, find_template
 from cairn.tasks.data.snapshot_build import given_tokenizer
 from cairn.tasks.evaluator.checkpoint_model import open_model, write_model_directory
 from cairn.tasks.trainer.initial_weights import InitialDirectory, adopt_network, check_directory, keep_initial_weights
@@ -59,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[CommittedModel, Path
 @pytest.fixture
 def url(made: tuple[CommittedModel, Path, str]) -> Iterator[str]:
     """The address of the folder, served by HTTP."""
-    remote_files._folder_of.cache_clear()
+    foreign_tokenizer._folder_of.cache_clear()
     handler = partial(QuietHandler, directory=str(made[1]))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -75,7 +74,7 @@ def test_weights_at_a_url_are_those_of_the_folder(made: tuple[CommittedModel, Pa
     config = adopt_network(there, ModelConfig())
     assert config == adopt_network(here, ModelConfig())
     check_directory(there, config, 301)
-    copies = remote_files._folder_of(url)
+    copies = foreign_tokenizer._folder_of(url)
     assert not list(copies.glob("*.safetensors")), "nothing of the weights, before they are read"
     given: dict[str, Any] = {"tokenizer_json": tokenizer, "vocab_size": 301}
     remote, local = (keep_initial_weights(store, one, config, **given) for one in (there, here))
@@ -128,4 +127,4 @@ def test_an_address_that_cannot_be_read_is_refused_without_repeating_a_secret(
 def test_a_document_that_is_far_too_long_is_not_copied_whole(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"model\.safetensors has more than 100 bytes"):
         copy_files(url, ["model.safetensors"], 100)
-    assert not (remote_files._folder_of(url) / "model.safetensors").exists()
+    assert not (foreign_tokenizer._folder_of(url) / "model.safetensors").exists()

@@ -12,11 +12,6 @@ from cairn.tasks.data.snapshot_build import build_snapshot, repair_snapshot
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
 def snapshot_id(store: LocalStore, tmp_path: Path) -> str:
     for number in range(20):
         (tmp_path / f"{number:02d}.txt").write_text(f"{number} " * 60)

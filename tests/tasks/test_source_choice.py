@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from cairn.storage.errors import IntegrityError
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow
-from cairn.tasks.data import document_reader, source_files, text_pieces
+from cairn.tasks.data import document_reader, source_files, text_format
 from cairn.tasks.data.document import Document, InvalidCorpus
 from cairn.tasks.data.rejection import RejectionKind
-from cairn.tasks.data.text_pieces import elements_of
+from cairn.tasks.data.text_format import elements_of
 from tests.tasks.corpus_files import open_sources, shaped
 
 TEXTS = ["One stone is grey.", "Another lies by the lake."]
@@ -163,7 +163,7 @@ def test_the_elements_of_an_array_are_found_whatever_they_hold(
 ) -> None:
     content = json.dumps(values, indent=indent, ensure_ascii=False).encode("utf-8", "surrogatepass")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_pieces, "CHUNK_BYTES", chunk)
+        patch.setattr(text_format, "CHUNK_BYTES", chunk)
         found = list(elements_of(io.BytesIO(content), 1 << 20))
     assert [json.loads(element.decode("utf-8", "surrogatepass")) for _, element in found] == values
     assert all(content[offset:].startswith(element) for offset, element in found)

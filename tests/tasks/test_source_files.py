@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow
 from cairn.tasks.data import document_reader
 from cairn.tasks.data.document import Document, InvalidCorpus
-from cairn.tasks.data.text_pieces import lines_of
+from cairn.tasks.data.text_format import lines_of
 from tests.tasks.corpus_files import COMPRESSIONS, SHAPES, open_sources, packed, shaped
 
 TEXTS = [f"Document {number} is about stone {number * 7 % 11} — höher." for number in range(20)]

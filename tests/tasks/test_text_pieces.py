@@ -3,7 +3,7 @@ import io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.tasks.data.text_pieces import pieces_of
+from cairn.tasks.data.text_format import pieces_of
 
 LINES = st.lists(st.sampled_from(["", "one", "zwei höher", "三 四", "x" * 30]), max_size=30).map("\n".join)
 

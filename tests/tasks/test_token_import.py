@@ -35,11 +35,6 @@ def write(folder: Path, name: str, content: bytes) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
 def files(tmp_path: Path) -> TokenFiles:
     """nanoGPT's two files."""
     return {"train": (write(tmp_path, "train.bin", stream(TRAIN)),), "val": (write(tmp_path, "val.bin", stream(VAL)),)}

@@ -30,7 +30,7 @@ OWN_NETWORK_MUTANTS = (
     mutant(
         "file-stored-under-another-digest",
         MODULE,
-        'if sha256(files.get(name, b"")) == digest:',
+        'if codec.sha256(files.get(name, b"")) == digest:',
         "if name in files:",
         f"{HOSTILE}::test_a_file_is_stored_only_under_its_own_digest",
     ),

@@ -31,15 +31,15 @@ TASK_MUTANTS = (
     mutant(
         "evaluators-of-a-run-have-no-limit",
         "tasks/evaluator/evaluation_run.py",
-        "evaluator_budget(self.asked.plan.budget, charged).retries",
-        "self.asked.plan.budget.retries",
+        "evaluator_budget(self.plan.budget, charged).retries",
+        "self.plan.budget.retries",
         key("what_failing_evaluators_may_spend"),
     ),
     mutant(
         "commands-of-a-log-run",
         "tasks/evaluator/evaluation_run.py",
-        "elif isinstance(suite, settings.EvaluatorConfig) and suite.logged and allowed != LOGGED:",
-        "elif problem:",
+        "(allowed == ALLOWED and not suite.logged):",
+        "allowed == ALLOWED:",
         f"{LOG}::test_a_command_that_only_the_log_names_is_not_run_and_the_record_says_why",
     ),
     mutant(
@@ -73,7 +73,7 @@ TASK_MUTANTS = (
     mutant(
         "a-compressed-file-becomes-anything",
         "tasks/data/document_reader.py",
-        "if self._left < 0:",
+        "if codec and size_bytes > most:",
         "if False:",
         "tests/security/test_foreign_files.py::"
         "test_a_compressed_file_that_becomes_a_thousand_times_its_size_is_refused[a.jsonl.gz]",
@@ -110,7 +110,7 @@ TASK_MUTANTS = (
     mutant(
         "evaluators-run-again-at-once",
         "tasks/evaluator/evaluation_run.py",
-        "delay = budgets.backoff_seconds(asked.plan.budget, len(trial.failed(log.state)) - 1)",
+        "delay = budgets.backoff_seconds(asked.plan.budget, len(asked.failed(log.state)) - 1)",
         "delay = 0.0",
         key("what_failing_evaluators_may_spend"),
     ),

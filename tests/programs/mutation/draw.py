@@ -89,8 +89,9 @@ class MutatedCopy:
         environment = {**own, "PYTHONPATH": str(self._folder)}
         self._forget_bytecode(path)
         try:
-            options = {"cwd": self._folder, "env": environment, "timeout": seconds}
-            done = subprocess.run(command, capture_output=True, check=False, **options)
+            done = subprocess.run(
+                command, cwd=self._folder, env=environment, timeout=seconds, capture_output=True, check=False
+            )
         except subprocess.TimeoutExpired:
             return False
         finally:

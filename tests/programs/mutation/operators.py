@@ -38,7 +38,7 @@ def mistakes_of(source: bytes) -> Iterator[Mistake]:
     for node in _code(ast.parse(source)):
         for operator, found, text in _changes(node, source.decode()):
             start = starts[found.lineno - 1] + found.col_offset
-            end = starts[found.end_lineno - 1] + found.end_col_offset
+            end = starts[(found.end_lineno or 1) - 1] + (found.end_col_offset or 0)
             yield Mistake(operator=operator, start=start, end=end, text=text)
 
 
