@@ -191,12 +191,7 @@ def find_files(folder: Path, pack: Pack, tables: Collection[str]) -> Mapping[str
 
 
 def stamp_run(
-    store: object_store.ObjectStore,
-    run_id: str,
-    head: log_entry.ReadEntry,
-    state: run_state.RunState,
-    *,
-    with_steps: bool,
+    store: object_store.ObjectStore, run_id: str, head: log_entry.ReadEntry, state: run_state.RunState, with_steps: bool
 ) -> RunStamp:
     """Return the stamp of rows that are yet to be made: an entry written meanwhile makes them stale, never wrong."""
     last, owner = state.attempts[-1].started if state.attempts else None, state.open_attempt
