@@ -7,7 +7,7 @@ are always there; the head is the token embedding), llama, qwen3 (a Linear for e
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,11 @@ from cairn.model.configuration.network import Family, ModelConfig, Positive, fam
 from cairn.model.errors import InvalidInput
 
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
-_PRESETS: Mapping[Family, Mapping[str, Any]] = network.TRANSFORMERS["presets"]
 _SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _Layers = Annotated[int, Field(gt=0, le=4096)]
 """Each layer is a row of the table of parameters, which a file must not make endless; published networks have 126."""
 _MOST_POSITIONS = 1024
 """The block_size of a run that names none: published networks have room for texts that few machines can train on."""
-_GPT2_KEYS = {**{key: key for key in ("n_layer", "n_head", "n_embd", "n_inner")}, "layer_norm_epsilon": "norm_epsilon"}
-"""The keys of [model] by their names in a `config.json`."""
 
 
 class _Config(BaseModel):
@@ -65,7 +62,7 @@ class Gpt2Config(_Config):
 
     def settings(self) -> Mapping[str, Any]:
         """Return the keys of [model] that these weights need, with their values."""
-        named = {ours: getattr(self, theirs) for theirs, ours in _GPT2_KEYS.items()}
+        named = {ours: getattr(self, theirs) for theirs, ours in network.transformers()["keys"]["gpt2"].items()}
         return named | {"n_inner": self.n_inner or 4 * self.n_embd}
 
     def rules(self) -> Iterator[tuple[str, bool, str]]:
@@ -132,7 +129,7 @@ class LlamaConfig(_Config):
         """Return the keys of [model] that these weights need, with their values."""
         default_head = 128 if self.model_type == "qwen3" else self.hidden_size // self.num_attention_heads
         scaled = {"default": 0, "linear": 1, "llama3": 4}[self.rope.rope_type]
-        named = {ours: getattr(self, theirs) for theirs, ours in network.TRANSFORMERS["keys"].items()}
+        named = {ours: getattr(self, theirs) for theirs, ours in network.transformers()["keys"]["llama"].items()}
         return named | {
             "n_kv_head": self.num_key_value_heads or self.num_attention_heads,
             "head_size": self.head_dim or default_head,
@@ -165,7 +162,7 @@ def parse_config(document: bytes) -> HuggingFaceConfig:
         problem = f"{'.'.join(map(str, where)) or 'the document'} = {value!r}: {first['msg']}"
         if first["type"].startswith("union_tag"):
             problem = f"model_type = {kind!r}" if kind else "it names no model_type"
-        raise InvalidInput(f"config.json: {problem}; rule: that of a {', '.join(_PRESETS)}") from error
+        raise InvalidInput(f"config.json: {problem}; rule: that of a {', '.join(get_args(Family))}") from error
 
 
 def adopt_network(found: HuggingFaceConfig, model: ModelConfig) -> ModelConfig:
@@ -176,8 +173,9 @@ def adopt_network(found: HuggingFaceConfig, model: ModelConfig) -> ModelConfig:
     given = {name: getattr(model, name) for name in model.model_fields_set}
     _require_equal(found, given)
     own = {"block_size": min(_positions(found), _MOST_POSITIONS), "vocab_size": found.vocab_size}
+    preset: Mapping[str, Any] = network.transformers()["presets"][found.model_type]
     try:
-        adopted = ModelConfig(**{**_PRESETS[found.model_type], **own, **found.settings(), **given})
+        adopted = ModelConfig(**{**preset, **own, **found.settings(), **given})
     except ValidationError as error:
         first = error.errors()[0]
         raise InvalidInput(f"config.json: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
@@ -208,7 +206,7 @@ def document_of(model: ModelConfig, *, ids: int, end_of_text_id: int, begun_from
 def config_of(model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> HuggingFaceConfig:
     """Make the `config.json` of a network; raises InvalidInput where `transformers` has no such network."""
     family = require_family(model)
-    names = _GPT2_KEYS if family == "gpt2" else network.TRANSFORMERS["keys"]
+    names = network.transformers()["keys"]["gpt2" if family == "gpt2" else "llama"]
     values: dict[str, Any] = {theirs: getattr(model, ours) for theirs, ours in names.items()}
     values |= {"vocab_size": model.rows(vocab_size), "bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id}
     if family == "gpt2":
@@ -245,7 +243,8 @@ def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
             raise InvalidInput(f"config.json: {name} = {value!r}; rule: {rule}; no other kind is trained here")
     if family_of(model) != found.model_type:
         problem = f"model_type = {found.model_type!r}, and [model] describes another network"
-        same = " and ".join(f"model.{name} = {json.dumps(value)}" for name, value in _PRESETS[found.model_type].items())
+        preset = network.transformers()["presets"][found.model_type]
+        same = " and ".join(f"model.{name} = {json.dumps(value)}" for name, value in preset.items())
         rule = f"the same architecture; leave [model] out, or use {same} without other keys of it"
         raise InvalidInput(f"config.json: {problem}; rule: {rule}")
     _require_equal(found, {name: getattr(model, name) for name in found.settings()})

@@ -207,8 +207,12 @@ Kind = Literal["embedding", "positions", "ngrams", "head", "matrix", "gain", "bi
 INITIAL_STD = 0.02
 WIDENED = {"gelu": 1, "relu2": 1, "swiglu": 2}
 """How many matrices widen in a feed-forward part: a gated one has two."""
-TRANSFORMERS = tomllib.loads(Path(__file__).with_name("transformers.toml").read_text(encoding="utf-8"))
-"""Networks in the words of that library."""
+
+
+@cache
+def transformers() -> Mapping[str, Any]:
+    """Return networks in the words of that library."""
+    return tomllib.loads(Path(__file__).with_name("transformers.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,7 +278,7 @@ def parameter_table(model: ModelConfig, vocab_size: int) -> tuple[Parameter, ...
             if module.startswith("h."):
                 _, layer, module = module.split(".", 2)
                 prefix = f"model.layers.{layer}."
-            theirs = tuple(f"{prefix}{part}.{leaf}" for part in TRANSFORMERS["modules"][module])
+            theirs = tuple(f"{prefix}{part}.{leaf}" for part in transformers()["modules"][module])
         shape, constant = (sum(rows), columns) if columns else (sum(rows),), 1.0 if kind == "gain" else 0.0
         turns = family == "gpt2" and kind == "matrix"
         row = Parameter(

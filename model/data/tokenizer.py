@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Encoding, Regex, decoders, models, pre_tokeni
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
-from cairn.model.data.tokenizer_file import KNOWN, added_tokens_of, load_again, without_token
+from cairn.model.data.tokenizer_file import added_tokens_of, known_tokenizers, load_again, without_token
 from cairn.model.errors import InvalidInput
 
 FlatIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -31,7 +31,7 @@ _CODES = (*range(256), *range(256, 0x800, 64), *range(0x800, 0xD800, 0x1000), *r
 _EVERY_BYTE = "".join(map(chr, _CODES))
 """Characters whose UTF-8 has every byte that UTF-8 can have."""
 _LONGEST_PRETOKEN, _SHOWN_TOKENS = 1024, 12
-_CONSTRUCTS = (*KNOWN["constructs"], "a" * 300, "_" * 70 + "=" * 70 + " " * 70 + "\n" * 40)
+_LONG_RUNS = ("a" * 300, "_" * 70 + "=" * 70 + " " * 70 + "\n" * 40)
 _CHARACTERS_PER_TEXT = 256
 _SURROUNDINGS = ("{0}", "a {0} b", "a{0}b", "\n{0}\n", "{0}{0}")
 
@@ -303,7 +303,8 @@ def choose_encoder(
             fast = start(document)
             stack.callback(fast.close)
             added = [f"a {token}b{token}" for token in added_tokens_of(document)]
-            for texts in itertools.chain([_CONSTRUCTS, added], _every_character(), [tuple(sample)]):
+            constructs = (*known_tokenizers()["constructs"], *_LONG_RUNS)
+            for texts in itertools.chain([constructs, added], _every_character(), [tuple(sample)]):
                 (ids, lengths), (expected, counts) = fast.encode_flat(texts), reference(texts)
                 if not (np.array_equal(ids, expected) and np.array_equal(lengths, counts)):
                     return None

@@ -4,6 +4,7 @@ Anything else could multiply text or match for ever. GPT-2, Llama, Qwen, Mistral
 Source: the serialized form of Hugging Face's `tokenizers`.
 """
 
+import functools
 import itertools
 import re
 import sys
@@ -29,7 +30,6 @@ _AFFIXES = ("prepend", "prefix", "replacement", "continuing_subword_prefix", "en
 _COUNTS = ("start", "stop", "max_input_chars_per_word")
 _REPEATABLE = frozenset({"Split", "Split by regex", "Strip", "Replace"})
 _MODELS = frozenset({"BPE", "Unigram", "WordPiece", "WordLevel"})
-KNOWN: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("tokenizers.toml").read_text(encoding="utf-8"))
 _ATOM = re.compile(r"\\[xpP]\{[^}]*\}|\\[^1-9gk]|\[\^?\]?(?:\\.|[^\[\]\\]|\[(?:\\.|[^\]\\])*\])*\]", re.S)
 _GROUP = re.compile(r"\((?:\?[a-z-]*[:=!>])?([^()]*)\)([*+{])?")
 _FLEXIBLE = re.compile(r"[*+?|]|\{\d*,")
@@ -38,6 +38,12 @@ _INTERVAL = re.compile(r"\{(\d*),(\d+)\}")
 _CHAINED = re.compile(r"[*+?][*{]|[*+?][+?][*+?{]|\}[*+{]|\}\?[*+?{]|\(\?[a-z-]*x|\(\?#")
 """Repetitions of repetitions, beside reluctant and possessive ones, and what could hide them: free spaces, comments."""
 _ENDLESS = re.compile(r"[()\\]|\{[\d,]*\d{4}")
+
+
+@functools.cache
+def known_tokenizers() -> Mapping[str, Any]:
+    """Return the parts of a tokenizer.json that are known, and constructs that pre-tokenizers cut at."""
+    return tomllib.loads(Path(__file__).with_name("tokenizers.toml").read_text(encoding="utf-8"))
 
 
 def run() -> None:
@@ -64,7 +70,7 @@ def load_tokenizer(text: str) -> Tokenizer:
         if not isinstance(model, dict) or not isinstance(model.get("vocab"), (dict, list)):
             raise _refused("it has no model with a vocabulary", "an object with both")
         _check_vocabulary(document, document["model"], document.get("added_tokens") or [])
-        for part, known in KNOWN["parts"].items():
+        for part, known in known_tokenizers()["parts"].items():
             _check_part(part, document.get(part), known["members"], known["known"])
         # The library reads what was checked, not the text: two parsers may see different documents in one text.
         return Tokenizer.from_str(msgspec.json.encode(document).decode())

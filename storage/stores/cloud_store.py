@@ -47,7 +47,7 @@ class CloudStore(ranged_store.RangedStore):
         self, cloud: Literal["gs", "az"], bucket: str, prefix: str = "", *, retry_policy: RetryPolicy = _RETRY_POLICY
     ) -> None:
         """Prepare the clients; the first request looks for credentials. Raises StoreRefused without the library."""
-        self._root, self._retry_policy, self._advice = f"{cloud}://{bucket}", retry_policy, object_store.ADVICE[cloud]
+        self._root, self._retry_policy, self._advice = f"{cloud}://{bucket}", retry_policy, object_store.advice()[cloud]
         self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         if find_spec("obstore") is None:
             raise StoreRefused(f"store {self._root}: needs what the extra 'clouds' of cairn-train installs")

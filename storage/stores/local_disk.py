@@ -73,7 +73,7 @@ def convert_errors(problem: str) -> Iterator[None]:
 
 def store_error(error: OSError, problem: str) -> StoreUnavailable:
     """Return the error: `StoreRefused` where a retry cannot help, `StoreFull` where a sweep may."""
-    if hint := object_store.ADVICE["disk"].get(errno.errorcode.get(error.errno or 0, "")):
+    if hint := object_store.advice()["disk"].get(errno.errorcode.get(error.errno or 0, "")):
         return StoreRefused(f"{problem}: {error} ({hint})")
     if error.errno in FULL:
         return StoreFull(f"{problem}: {error} (the disk is full; free space and run the same command again)")

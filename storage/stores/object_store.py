@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -23,8 +24,6 @@ from cairn.storage.stores.regular_file import open_file
 P = ParamSpec("P")
 T = TypeVar("T")
 Item = TypeVar("Item")
-ADVICE: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("advice.toml").read_text("utf-8"))
-"""Texts for errors that a retry cannot mend, by kind of store and the store's own words."""
 _ASKED_AT_ONCE = 32
 NAME_RULE = "letters, digits and _ . = + -, beginning with a letter, a digit or _"
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")
@@ -123,6 +122,12 @@ class ObjectStore(Protocol):
         """Return the object's file if the store is a local disk, else None."""
         check_key(key)
         return None
+
+
+@cache
+def advice() -> Mapping[str, Mapping[str, str]]:
+    """Return the texts for errors that a retry cannot mend, by kind of store and the store's own words."""
+    return tomllib.loads(Path(__file__).with_name("advice.toml").read_text(encoding="utf-8"))
 
 
 def check_key(key: str) -> str:

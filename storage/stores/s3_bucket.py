@@ -18,7 +18,6 @@ from cairn.storage.stores import object_store, redaction
 from cairn.storage.stores.ranged_store import Fetched
 
 T = TypeVar("T")
-_REFUSED = {code: advice for advice, codes in object_store.ADVICE["s3_refused"].items() for code in codes.split()}
 _BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CONNECTIONS = 32
 ANSWER_SECONDS, SILENCE_SECONDS = 10.0, 60.0
@@ -41,14 +40,17 @@ def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
     silence = "no answer in time" if isinstance(error, TimeoutError) else "no message"
     message = " ".join(str(error).split()) or silence
     problem = redaction.redact(f"{where}: cannot {action}: {code}: {message}")
-    if code in object_store.ADVICE["s3_full"]["codes"].split():
+    if code in object_store.advice()["s3_full"]["codes"].split():
         return StoreFull(f"{problem} (the store or its quota is full; free space and run the same command again)")
     if (bundle := next(filter(os.environ.get, _BUNDLES), "")) and code in ("HTTPClientError", "SSLError"):
         cause = getattr(error, "kwargs", {}).get("error")
         if code == "SSLError" or isinstance(cause, FileNotFoundError | PermissionError | ssl.SSLError):
             rule = "must be a readable PEM file of certificates, one of which vouches for the server's"
             return StoreRefused(f"{problem}; {bundle} = {os.environ[bundle]!r}: {rule}")
-    return StoreRefused(f"{problem}; {_REFUSED[code]}") if code in _REFUSED else StoreUnavailable(problem)
+    for advice, codes in object_store.advice()["s3_refused"].items():
+        if code in codes.split():
+            return StoreRefused(f"{problem}; {advice}")
+    return StoreUnavailable(problem)
 
 
 def error_code(error: BaseException) -> str:
