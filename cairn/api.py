@@ -17,15 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cairn.reports.queries import run_comparison, run_lookup, run_query, run_status, run_tables
+from cairn.reports.text import answer_text, display_tables
+from cairn.storage.logs import run_log, step_log
+from cairn.storage.stores import child_process, object_store, open_store
+from cairn.storage.tables import table_cache
+from cairn.tasks.configuration.addresses import choose_store
+from cairn.tasks.machine.placement import work_folder
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from cairn.model.architectures.own_network import Network
-    from cairn.reports.queries.run_comparison import RunComparison
-    from cairn.reports.queries.run_status import RunStatus
-    from cairn.reports.text.display_tables import Table
-    from cairn.storage.logs.run_log import RunLog
-    from cairn.storage.stores.object_store import ObjectStore
     from cairn.tasks.evaluator.checkpoint_model import CheckpointModel
 
 _LINE_CHARACTERS, _MOST_ROWS = 110, 60
@@ -59,8 +62,8 @@ class Picture:
 class Comparison:
     """Runs beside each other, as in `cairn compare`: settings that differ, losses, metrics and cost."""
 
-    view: "RunComparison"
-    logs: "list[RunLog]" = field(repr=False)
+    view: run_comparison.RunComparison
+    logs: list[run_log.RunLog] = field(repr=False)
 
     def plot(self, *, x: str = "step") -> Picture:
         """Return the runs' losses over each other, by `step`, `tokens` or `time` of training."""
@@ -69,17 +72,16 @@ class Comparison:
         return Picture(draw_comparison(self.logs, across=x))
 
     def _repr_html_(self) -> str:
-        from cairn.reports.text.display_tables import compared_runs_table, held_out_table
-
+        tables = display_tables.compared_runs_table(self.view), display_tables.held_out_table(self.view)
         picture = f'<img alt="losses" width="800" src="data:image/png;base64,{b64encode(self.plot().png).decode()}">'
-        return _html_of(compared_runs_table(self.view)) + _html_of(held_out_table(self.view)) + picture
+        return "".join((*map(_html_of, tables), picture))
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of a store; every property reads the log again and has the columns of the SQL table it names."""
 
-    log: "RunLog"
+    log: run_log.RunLog
 
     @property
     def run_id(self) -> str:
@@ -87,12 +89,10 @@ class Run:
         return self.log.run_id
 
     @property
-    def status(self) -> "RunStatus":
+    def status(self) -> run_status.RunStatus:
         """State, step, owner, budgets left and next action, as in `cairn status`."""
-        from cairn.reports.queries.run_status import read_status
-
         self.log.refresh()
-        return read_status(self.log)
+        return run_status.read_status(self.log)
 
     @property
     def attempts(self) -> "pa.Table":
@@ -124,55 +124,45 @@ class Run:
     def open_checkpoint(self, step: int | None = None, *, device: str = "cpu") -> "CheckpointModel":
         """Return the same network with its tokenizer and data snapshot."""
         from cairn.operations.trained_models import open_run_model
-        from cairn.reports.queries.run_lookup import find_in_run
 
-        return open_run_model(self.log, find_in_run(self.log, step), device)
+        return open_run_model(self.log, run_lookup.find_in_run(self.log, step), device)
 
     def plot(self, *, x: str = "step") -> Picture:
         """Return the picture of `cairn plot`; the axis at the bottom counts `step` or `tokens`."""
-        from cairn.reports.plots.curve_plot import draw_run
-        from cairn.reports.plots.run_curves import gather_curves
+        from cairn.reports.plots import curve_plot, run_curves
 
         self.log.refresh()
-        return Picture(draw_run(gather_curves(self.log), across=x))
+        return Picture(curve_plot.draw_run(run_curves.gather_curves(self.log), across=x))
 
     def sample(
         self, prompt: str = "", *, step: int | None = None, tokens: int = 200, temperature: float = 0.8, seed: int = 0
     ) -> str:
         """Return the prompt and at most `tokens` after it, by the newest committed checkpoint or that of `step`."""
         from cairn.operations.trained_models import RunSampler, SampleRequest
-        from cairn.reports.queries.run_lookup import find_in_run
 
         sampler = RunSampler(self.log, SampleRequest(prompt=prompt, tokens=tokens, temperature=temperature))
-        sampler.load(find_in_run(self.log, step))
+        sampler.load(run_lookup.find_in_run(self.log, step))
         return prompt + sampler.write(seed, lambda piece: None).text
 
     def _repr_html_(self) -> str:
-        from cairn.reports.text.answer_text import status_facts
-
-        first, *others = status_facts(self.status).items()
+        first, *others = answer_text.status_facts(self.status).items()
         return _html_table(first, others)
 
     def _table(self, name: str) -> "pa.Table":
-        from cairn.reports.queries.run_status import phase_of
-        from cairn.reports.queries.run_tables import columns, make_log_rows, make_step_rows
-        from cairn.storage.logs.step_log import read_step_records
-        from cairn.storage.tables.table_cache import arrow_table
-
         state = self.log.refresh()
         if name == "steps":
-            records = read_step_records(self.log.store, self.log.prefix, state.attempts)
-            rows = make_step_rows(self.run_id, state, records)
+            records = step_log.read_step_records(self.log.store, self.log.prefix, state.attempts)
+            rows = run_tables.make_step_rows(self.run_id, state, records)
         else:
-            rows = make_log_rows(self.run_id, state, phase_of(state))[name]
-        return arrow_table(columns(name), rows)
+            rows = run_tables.make_log_rows(self.run_id, state, run_status.phase_of(state))[name]
+        return table_cache.arrow_table(run_tables.columns(name), rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
     """A store of runs."""
 
-    objects: "ObjectStore"
+    objects: object_store.ObjectStore
 
     @property
     def runs(self) -> "pa.Table":
@@ -181,18 +171,13 @@ class Store:
 
     def run(self, run_id: str) -> Run:
         """Return a run; raises `RunNotFound`, which lists the runs there are."""
-        from cairn.reports.queries.run_lookup import find_run
-
-        return Run(find_run(self.objects, run_id))
+        return Run(run_lookup.find_run(self.objects, run_id))
 
     def sql(self, query: str) -> "pa.Table":
         """Return the answer of `cairn sql`; raises `InvalidQuery` with the database's message."""
         import pyarrow as pa
 
-        from cairn.reports.queries.run_query import answer_query
-        from cairn.tasks.machine.placement import work_folder
-
-        with answer_query(self.objects, query, work=work_folder(os.environ)) as found:
+        with run_query.answer_query(self.objects, query, work=work_folder(os.environ)) as found:
             rows = list(found.rows)
         names = [column.name for column in found.columns]
         arrays = [pa.array([row[place] for row in rows]) for place in range(len(names))]
@@ -200,35 +185,26 @@ class Store:
 
     def compare(self, *names: str) -> Comparison:
         """Return two runs or more, or a set of runs, beside each other; raises `RunNotFound`."""
-        from cairn.reports.queries.run_comparison import compare_runs, find_runs
-
-        logs = find_runs(self.objects, names)
-        return Comparison(compare_runs(logs), logs)
+        logs = run_comparison.find_runs(self.objects, names)
+        return Comparison(run_comparison.compare_runs(logs), logs)
 
     def _repr_html_(self) -> str:
-        from cairn.reports.queries.run_status import RunPhase, list_runs
-        from cairn.reports.text.display_tables import runs_table
-
-        rows = [row for row in list_runs(self.objects) if row.state != RunPhase.DELETED]
-        return _html_of(runs_table(rows, empty=f"no run in {self.objects.url}"))
+        rows = [row for row in run_status.list_runs(self.objects) if row.state != run_status.RunPhase.DELETED]
+        return _html_of(display_tables.runs_table(rows, empty=f"no run in {self.objects.url}"))
 
     def load_model(self, reference: str, *, device: str = "cpu") -> "Network":
         """Return the network of an alias such as `champion`, of RUN or RUN@STEP, in evaluation mode."""
         from cairn.operations.trained_models import open_run_model
-        from cairn.reports.queries.run_lookup import find_checkpoint
 
-        found = find_checkpoint(self.objects, reference)
+        found = run_lookup.find_checkpoint(self.objects, reference)
         return open_run_model(found.log, found.reference, device).network
 
 
 def open(store: str | os.PathLike[str] = "") -> Store:
     """Return the store at a folder or URL; by default CAIRN_STORE, else ./cairn-store. Nothing is read yet."""
-    from cairn.storage.stores.open_store import open_store
-    from cairn.tasks.configuration.addresses import choose_store
-
     if shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)():
         shell.display_formatter.formatters["text/html"].for_type_by_name("pyarrow.lib", "Table", _html_of_arrow)
-    return Store(open_store(choose_store(os.fspath(store), os.environ)))
+    return Store(open_store.open_store(choose_store(os.fspath(store), os.environ)))
 
 
 def train(
@@ -245,7 +221,6 @@ def train(
     configuration that cannot be read and `TrainingStopped` if the run is not finished: the same call continues it.
     """
     from cairn.flows.preparation.training_request import TrainingRequest, resolve_request
-    from cairn.storage.stores.child_process import DEVNULL, child_command, start_child
 
     overrides = tuple(
         f"{key}={os.fspath(value) if isinstance(value, str | os.PathLike) else json.dumps(value)}"
@@ -256,10 +231,10 @@ def train(
     resolved = resolve_request(request, os.environ)
     settings_given = (f"--set={one}" for one in overrides)
     given = (*filter(None, [path]), f"--run-id={resolved.run_id}", f"--store={resolved.store_url}", *settings_given)
-    command, said = child_command("cairn.cli.command", "train", *given), deque[str](maxlen=20)
+    command, said = child_process.child_command("cairn.cli.command", "train", *given), deque[str](maxlen=20)
     screen = sys.stdout if (is_cell := "ipykernel" in sys.modules) else sys.stderr  # a cell's stderr is red
     is_rewritten = is_cell or screen.isatty()
-    with start_child(command, stdin=None, stdout=DEVNULL, own_group=False) as child:
+    with child_process.start_child(command, stdin=None, stdout=child_process.DEVNULL, own_group=False) as child:
         assert child.stderr is not None
         while child.poll() is None:
             with suppress(KeyboardInterrupt):  # the command gets it itself
@@ -274,7 +249,7 @@ def train(
     return open(resolved.store_url).run(resolved.run_id)
 
 
-def _html_of(table: "Table") -> str:
+def _html_of(table: display_tables.Table) -> str:
     return _html_table(table.columns, table.rows) if table.rows else f"<p>{html.escape(table.empty)}</p>"
 
 
@@ -286,9 +261,9 @@ def _html_of_arrow(table: "pa.Table") -> str:
 
 def _html_table(columns: Iterable[object], rows: Iterable[Iterable[Any]]) -> str:
     """Return a table in which no text of a run is a tag."""
-    from cairn.reports.text.display_tables import format_cell
 
     def line(tag: str, cells: Iterable[object]) -> str:
-        return f"<tr>{''.join(f'<{tag}>{html.escape(format_cell(cell))}</{tag}>' for cell in cells)}</tr>"
+        texts = (html.escape(display_tables.format_cell(cell)) for cell in cells)
+        return f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
 
     return f"<table>{line('th', columns)}{''.join(line('td', row) for row in rows)}</table>"

@@ -7,7 +7,7 @@ from uuid import UUID
 from prefect import flow, get_client, get_run_logger, runtime
 from prefect.client.schemas.actions import ArtifactCreate
 
-from cairn.flows.operations.checkpoint_evaluation import plan_checkpoint
+from cairn.flows.operations.checkpoint_operations import plan_checkpoint
 from cairn.flows.orchestrator import flow_run, flow_run_tags, form, run_overview, server_setup
 from cairn.flows.run.steps import Chain
 from cairn.reports.queries import evaluations, run_lookup

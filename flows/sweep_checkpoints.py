@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from itertools import chain
 from random import Random
 
 from prefect import flow, get_run_logger
@@ -43,7 +42,7 @@ def sweep_checkpoints(
             sweep_parts(swept)
         return rows
 
-    rows = list(chain.from_iterable(known_stores.visit_stores(store, store_credentials, sweep, logger.warning)))
+    rows = known_stores.visit_stores(store, store_credentials, sweep, logger.warning)
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
     total = f"{sum(row.freed_bytes for row in rows):,} bytes {'would be freed' if dry_run else 'freed'}"
     failed = [f"{row.run_id}: {row.why}" for row in rows if row.action == SweepOutcome.FAILED]

@@ -21,7 +21,6 @@ from cairn.flows.run import active_run, attempt_claim, attempt_trainer, run_deci
 from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
 from cairn.flows.run.steps import PLAIN, Chain, Steps, name_of, state_of, steps_by
 from cairn.flows.watching.deployed_continuation import begin_request, name_successor
-from cairn.reports.text.answer_text import describe_end, describe_kept, describe_left
 from cairn.storage.errors import AppendUnknown, Fenced, StorageError, StoreUnavailable
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
@@ -29,14 +28,7 @@ from cairn.tasks import commit_checkpoint, train_segment
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.addresses import name_store
 from cairn.tasks.errors import LiveOwner, ShutdownRequested, TrainerGone
-from cairn.tasks.policy.termination import (
-    EXIT_CODES,
-    DecisionAction,
-    FlowEnd,
-    FlowOutcome,
-    TerminationReason,
-    flow_outcome,
-)
+from cairn.tasks.policy.termination import EXIT_CODES, FlowEnd, FlowOutcome
 from cairn.tasks.trainer.trainer_process import WarmTrainer
 
 _GROUPS = 17
@@ -97,7 +89,7 @@ def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> Flo
                 attempt_claim.gather_machines(run)
                 started = attempt_claim.claim_next_attempt(run)  # fences every older attempt
                 ended = train_attempt(run, started, steps)  # the receipt: reason, charge, decision
-                if (end := end_after(run, ended)) is None:
+                if (end := run_decisions.end_after(run, ended)) is None:
                     run.wait(ended.decision.delay_seconds)
             if end is None:
                 end = run_decisions.offer_best(run, steps)
@@ -139,9 +131,7 @@ def train_attempt(run: active_run.ActiveRun, started: AttemptStarted, steps: Ste
             evidence = trainer.evidence(problem)
         ended = attempt_trainer.record_end(run, evidence, trainer.heartbeat(0))
     finally:
-        evaluations.end_attempt()
-        if not run.is_shutting_down():
-            evaluations.wait()
+        evaluations.finish()
     run.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
     return ended
 
@@ -173,26 +163,6 @@ def train_segments(
                 evaluations.follow(commit, step, shown)
         if commit is not None:
             commit.result()
-
-
-def end_after(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
-    """Return the run's end if no other attempt follows in this process, None if it goes on or is finished."""
-    decision = ended.decision
-    if decision.action == DecisionAction.FINISH:
-        return None
-    if run.cancellation.is_cancelling():
-        return FlowEnd(reason=run.cancellation.outcome, message=f"{ended.detail}; the same command continues")
-    if ended.reason == TerminationReason.PAUSED and not run.limit.why:
-        return None  # by cost.limit: no other attempt can be claimed
-    outcome = flow_outcome(ended.reason, decision.action, decision.charged, is_spent=decision.is_spent)
-    if outcome is None:
-        run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")
-        return None
-    is_given_again = outcome in (FlowOutcome.PREEMPTED, FlowOutcome.INTERRUPTED)
-    if is_given_again:
-        kept = describe_kept(ended, run.log.state.resume_step)
-        return FlowEnd(reason=outcome, message=f"{kept}; the same command continues")
-    return FlowEnd(reason=outcome, message=describe_end(ended))
 
 
 def is_shown(segment: train_segment.Segment, total_steps: int) -> bool:

@@ -2,9 +2,8 @@
 
 import os
 
-from prefect import flow, task
+from prefect import exceptions, flow, task
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound
 
 from cairn.flows.orchestrator import flow_run, form, run_overview
 from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
@@ -51,6 +50,6 @@ def start_run(member: SetMember, given: dict[str, str], deployment: str) -> None
     name = run_overview.flow_run_name(member.run_id, 1)
     try:
         run_deployment(deployment, parameters=parameters, flow_run_name=name, timeout=0)
-    except ObjectNotFound as error:
+    except exceptions.ObjectNotFound as error:
         problem = "Prefect does not know it; `prefect deploy` registers flow/deployment"
         raise InvalidConfiguration(f"deployment {deployment!r}: {problem}") from error

@@ -1,14 +1,12 @@
 """The flow `watch-runs`: continue every run whose owner is gone or whose back-off is over; idempotent."""
 
 from collections import Counter
-from itertools import chain
 
 from prefect import flow, get_run_logger
 
 from cairn.flows.orchestrator import flow_run, form, known_stores
 from cairn.flows.watching.run_watcher import WatchRow, open_watcher
-from cairn.tasks.policy.run_watch import WatchAction
-from cairn.tasks.policy.termination import FlowEnd
+from cairn.tasks.policy import run_watch, termination
 
 
 @flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)
@@ -17,7 +15,7 @@ def watch_runs(
     store: form.Store = "",
     store_credentials: form.Credentials = "",
     deployment: form.Deployment = "train-gpt/train-gpt",
-) -> FlowEnd:
+) -> termination.FlowEnd:
     """Poll all runs once and continue those that must be, through their deployment.
 
     Args:
@@ -35,7 +33,7 @@ def watch_runs(
             logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
         return polled
 
-    rows = list(chain.from_iterable(known_stores.visit_stores(store, store_credentials, poll, logger.warning)))
+    rows = known_stores.visit_stores(store, store_credentials, poll, logger.warning)
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
-    continued = ", ".join(row.run_id for row in rows if row.action == WatchAction.CONTINUED)
+    continued = ", ".join(row.run_id for row in rows if row.action == run_watch.WatchAction.CONTINUED)
     return flow_run.completed(f"{counts or 'no runs'}{f'; continued: {continued}' if continued else ''}")

@@ -6,7 +6,7 @@ from prefect import task
 
 from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog
-from cairn.tasks.checkpoints import promotion, promotion_offer
+from cairn.tasks.checkpoints import promotion
 from cairn.tasks.errors import GateRefused
 
 
@@ -34,7 +34,7 @@ class OfferDecision:
 def promote(offered: Offer, log: RunLog) -> OfferDecision:
     """Append the decision of the gates; a refusal is a decision too."""
     try:
-        champion = promotion_offer.offer(log, offered.registry, offered.candidate, offered.rules).champion
+        champion = promotion.offer(log, offered.registry, offered.candidate, offered.rules).champion
     except GateRefused as refused:
         return OfferDecision(message=f"not promoted: {refused}", is_refused=True)
     assert champion is not None

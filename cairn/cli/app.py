@@ -3,9 +3,12 @@
 import math
 import os
 import textwrap
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import cache
 from glob import escape, glob
+from importlib.resources import files
 from inspect import getdoc
 from pkgutil import resolve_name
 from typing import Annotated, Any
@@ -26,48 +29,6 @@ START_HERE = """Start here:
   cairn status quickstart                   where it stands, what happens next
   cairn sample champion --prompt "def "     what it writes
 Every command takes --json; `cairn COMMAND --help` ends with examples."""
-
-RECORDS: Mapping[str, str] = {
-    "train": "cairn.reports.queries.run_status:RunStatus",
-    "train --dry-run": "cairn.flows.preparation.training_plan:TrainingPlan",
-    "train --overfit-one-batch": "cairn.operations.unrecorded_plan:BatchOverfit",
-    "fork": "cairn.operations.person_decisions:Fork",
-    "init": "cairn.operations.first_configuration:FirstConfiguration",
-    "config": "cairn.tasks.configuration.key_reference:ConfigurationKey*",
-    "watch": "cairn.flows.watching.run_watcher:WatchRow*",
-    "runs": "cairn.reports.queries.run_status:RunSummary*",
-    "status": "cairn.reports.queries.run_status:RunStatus",
-    "explain": "cairn.reports.queries.post_mortem:PostMortem",
-    "report": "cairn.reports.pages.run_report:RunReport",
-    "attempts": "cairn.reports.queries.receipts:Receipt*",
-    "checkpoints": "cairn.reports.queries.run_lookup:CheckpointSummary*",
-    "evaluations": "cairn.reports.queries.evaluations:EvaluationSummary*",
-    "log": "cairn.storage.logs.log_entry:Entry*",
-    "note": "cairn.operations.run_notes:RunNotes",
-    "plot": "cairn.reports.plots.run_curves:WrittenPlot",
-    "compare": "cairn.reports.queries.run_comparison:RunComparison",
-    "ui": "cairn.ui.live_page:LiveAddress",
-    "diagnose": "cairn.reports.queries.evaluations:Diagnosis",
-    "simulate": "cairn.reports.queries.run_simulation:SimulationSummary",
-    "models": "cairn.reports.queries.alias_history:AliasDecision*",
-    "models --history": "cairn.reports.queries.alias_history:AliasDecision*",
-    "sample": "cairn.operations.trained_models:Sample",
-    "evaluate": "cairn.reports.queries.evaluations:EvaluationComparison",
-    "promote": "cairn.reports.queries.alias_history:AliasDecision",
-    "rollback": "cairn.reports.queries.alias_history:AliasDecision",
-    "export": "cairn.operations.exported_model:ExportedModel",
-    "data run.toml": "cairn.reports.queries.corpus_preview:CorpusPreview",
-    "data": "cairn.reports.queries.data_summary:DataSummary",
-    "import-tokens": "cairn.tasks.data.snapshot_lookup:SnapshotReference",
-    "export-tokens": "cairn.cli.model_commands:ExportedFile*",
-    "verify": "cairn.operations.checks:Verification",
-    "replay": "cairn.operations.unrecorded_plan:Replay",
-    "sweep": "cairn.storage.checkpoints.sweep:SweepReport",
-    "delete": "cairn.operations.person_decisions:RunDeletion",
-    "doctor": "cairn.operations.checks:Check*",
-    "completion": "cairn.cli.store_commands:CompletionView",
-}
-"""The record that each command but `sql` prints with `--json`; a star stands for a list of them."""
 
 
 def complete_run(context: CompletionContext) -> Iterator[tuple[str, str]]:
@@ -144,9 +105,15 @@ def open_run_log(given_store: str, run: str) -> run_log.RunLog:
     return find_run(open_chosen_store(given_store), run)
 
 
+@cache
+def list_records() -> Mapping[str, str]:
+    """Return the name of the record that each command but `sql` prints with `--json`; a star stands for a list."""
+    return tomllib.loads((files("cairn.cli") / "records.toml").read_text(encoding="utf-8"))
+
+
 def find_record(line: str) -> tuple[Any, bool]:
     """Return the record that a command line prints, and whether it prints a list of them."""
-    name = RECORDS[line]
+    name = list_records()[line]
     return resolve_name(name.removesuffix("*")), name.endswith("*")
 
 
@@ -158,10 +125,10 @@ def read_examples(verb: str) -> list[str]:
 
 def describe_fields(verb: str) -> str:
     """Return the fields of the record that a command prints with --json, and where those of its options are."""
-    if verb not in RECORDS:
+    if verb not in list_records():
         return "JSON: a list of objects, one a row, with the columns as names."
     record, is_list = find_record(verb)
-    others = [line.removeprefix(f"{verb} ") for line in RECORDS if line.startswith(f"{verb} ")]
+    others = [line.removeprefix(f"{verb} ") for line in list_records() if line.startswith(f"{verb} ")]
     more = f" With {' or '.join(others)}: docs/reference/json.md." if others else ""
     text = f"JSON: {'a list of ' if is_list else ''}{', '.join(field.name for field in fields(record))}.{more}"
     return textwrap.fill(text, 78, break_on_hyphens=False)

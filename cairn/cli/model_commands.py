@@ -62,7 +62,7 @@ def evaluate(
         cairn evaluate champion
         cairn evaluate quickstart@400 --suite repetition
     """
-    from cairn.flows.operations.checkpoint_evaluation import measure
+    from cairn.flows.operations.checkpoint_operations import measure
 
     found = run_lookup.find_checkpoint(open_chosen_store(store), reference)
     view = evaluations.compare_evaluations(found, measure(found, suite=suite, again=again))
@@ -81,7 +81,7 @@ def promote(
         cairn promote quickstart
         cairn promote quickstart@400 --alias next --why "best of three"
     """
-    from cairn.flows.operations.checkpoint_offer import offer_as_person
+    from cairn.flows.operations.checkpoint_operations import offer_as_person
 
     state = offer_as_person(run_lookup.find_checkpoint(open_chosen_store(store), reference), alias, why=why)
     view = alias_history.list_alias_promotions(alias, state)[0]
@@ -145,14 +145,7 @@ def sample(
     return ExitCode.DONE
 
 
-def export(
-    reference: Reference,
-    folder: str,
-    *,
-    adapter: Flag = False,
-    store: Url = "",
-    json: Json = False,
-) -> None:
+def export(reference: Reference, folder: str, *, adapter: Flag = False, store: Url = "", json: Json = False) -> None:
     """Write a committed checkpoint as a directory that `transformers` opens, with a model card about its origin.
 
     Args:
@@ -195,18 +188,18 @@ def data(
         cairn data quickstart
         cairn data 0123abcd --window 17 --split val
     """
+    from cairn.reports.queries import data_summary
+
     if reference.endswith(".toml"):
-        from cairn.reports.queries.corpus_preview import preview_text
         from cairn.tasks.configuration.configuration_source import configuration_folder, read_configuration
 
         config = read_configuration(reference, overrides=(), environment=os.environ)
-        preview = preview_text(config.data, configuration_folder(reference))
+        preview = data_summary.preview_text(config.data, configuration_folder(reference))
         output.print_document(preview) if json else print_blocks(*answer_text.preview_blocks(preview))
         return
-    from cairn.reports.queries.data_summary import WindowChoice, summarize_data
-
-    choice = WindowChoice(window=window, split=split, block_size=block_size)
-    view = summarize_data(open_chosen_store(store), reference, choice, cache_dir=work_folder(os.environ) / "snapshots")
+    choice = data_summary.WindowChoice(window=window, split=split, block_size=block_size)
+    cache_dir = work_folder(os.environ) / "snapshots"
+    view = data_summary.summarize_data(open_chosen_store(store), reference, choice, cache_dir=cache_dir)
     output.print_document(view) if json else print_blocks(*answer_text.data_blocks(view))
 
 
@@ -242,10 +235,9 @@ def import_tokens(
     chosen = open_chosen_store(store)
     meaning = token_import.given_tokenizer(tokenizer, vocab_size, end_of_text)
     files: token_import.TokenFiles = {"train": [*map(Path, train)], "val": [*map(Path, val)]}
-    assumes_end = end_of_text < 0 and vocab_size not in (0, token_import.GPT2_VOCABULARY)
-    made = token_import.import_tokens(
-        chosen, files, meaning, dtype=dtype or "", allow_shared=allow_shared, assumes_end=assumes_end
-    )
+    options = {"allow_shared": allow_shared}
+    options["assumes_end"] = end_of_text < 0 and vocab_size not in (0, token_import.GPT2_VOCABULARY)
+    made = token_import.import_tokens(chosen, files, meaning, dtype=dtype or "", **options)
     sizes = {"train": made.manifest.splits.train, "val": made.manifest.splits.val}
     lines = [f"{name}  {size.tokens:,} tokens in {size.documents:,} documents" for name, size in sizes.items()]
     show = f"show it: cairn data {format.short_digest(made.snapshot_id)}{store_option(store, os.environ)}"
@@ -268,12 +260,11 @@ def export_tokens(
     """
     from cairn.reports.queries.data_summary import find_snapshot
     from cairn.storage.snapshots.data_snapshot import SnapshotFiles
-    from cairn.tasks.data import token_import
-    from cairn.tasks.data.token_files import TokenFileFormat
+    from cairn.tasks.data import token_files, token_import
 
     chosen = open_chosen_store(store)
     files = SnapshotFiles(chosen, find_snapshot(chosen, reference).snapshot_id, work_folder(os.environ) / "snapshots")
-    made = token_import.export_tokens(files, Path(folder), TokenFileFormat(form))
+    made = token_import.export_tokens(files, Path(folder), token_files.TokenFileFormat(form))
     written = tuple(ExportedFile(path=str(file.path), tokens=file.tokens, dtype=file.dtype.name) for file in made)
     lines = (f"{file.path}  {file.tokens:,} tokens, {file.dtype}" for file in written)
     output.print_document(written) if json else output.print_line("\n".join(lines))

@@ -128,17 +128,17 @@ def report(run: str, *, html: str = "", store: Url = "", json: Json = False) -> 
         cairn report quickstart
         cairn report quickstart --html report.html
     """
-    from cairn.reports.pages.report_pages import markdown_report, write_html_report
-    from cairn.reports.pages.run_report import gather_report
+    from cairn.reports.pages import report_pages, run_report
+    from cairn.reports.plots import run_curves
 
-    gathered, curves = gather_report(open_run_log(store, run), os.environ)
+    gathered, curves = run_report.gather_report(open_run_log(store, run), os.environ)
     if html:
-        written = write_html_report(gathered, curves, html)
+        written = run_curves.write_output(Path(html), report_pages.html_report(gathered, curves).encode())
         say(f"run {run} up to step {gathered.status.step:,}: {html} ({written:,} bytes)")
     if json:
         print_document(gathered)
     elif not html:
-        print(markdown_report(gathered, columns=output_columns() if sys.stdout.isatty() else None))
+        print(report_pages.markdown_report(gathered, columns=output_columns() if sys.stdout.isatty() else None))
 
 
 def plot(
@@ -157,10 +157,8 @@ def plot(
         cairn plot quickstart curve.svg --x tokens
     """
     from cairn.reports.plots.curve_plot import plot_run
-    from cairn.reports.plots.run_curves import PlotRequest
 
-    request = PlotRequest(file=Path(file), width_px=width, height_px=height, across=x)
-    view = plot_run(open_run_log(store, run), request)
+    view = plot_run(open_run_log(store, run), Path(file), width_px=width, height_px=height, across=x)
     print_document(view) if json else print(f"run {run} up to step {view.last_step:,}: {file} ({view.bytes:,} bytes)")
 
 

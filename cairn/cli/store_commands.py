@@ -62,17 +62,16 @@ def ui(
         cairn ui
         cairn ui s3://bucket/cairn --port 9000
     """
-    from cairn.ui.live_page import LiveAddress, serve
-    from cairn.ui.local_server import read_access
+    from cairn.ui import live_page, local_server
 
-    def announce(found: LiveAddress) -> None:
+    def announce(found: live_page.LiveAddress) -> None:
         print_document(found) if json else print_line(f"{found.address} shows {found.store}; Ctrl-C ends it")
         sys.stdout.flush()
         note_no_runs(chosen)
 
     chosen = open_chosen_store(where or store)
-    access = read_access(metrics_token_file)
-    serve(chosen, port=port, access=access, environment=os.environ, prompts=prompts, announce=announce)
+    access = local_server.read_access(metrics_token_file)
+    live_page.serve(chosen, port=port, access=access, prompts=prompts, announce=announce)
 
 
 def config(key: str = "", *, json: Json = False) -> None:

@@ -10,26 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cairn.reports.errors import ReportError
-from cairn.reports.queries.nearby_stores import describe_no_runs
+from cairn.reports.queries.run_lookup import describe_no_runs
 from cairn.reports.text import answer_text, display_tables
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import registry, run_index, run_log
-from cairn.storage.stores import object_store
-from cairn.storage.stores.codec import decode, encode
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.configuration.addresses import store_option
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.text.format import (
-    describe_mixture,
-    describe_schedule,
-    describe_split,
-    format_count,
-    format_duration,
-    format_list,
-    format_money,
-    format_quantity,
-    short_digest,
-)
-from cairn.tasks.text.output import print_facts, print_line, print_table, say, write_json
+from cairn.tasks.text import format, output
 
 if TYPE_CHECKING:
     from cairn.flows.preparation.training_plan import TrainingPlan
@@ -46,7 +34,7 @@ def note_no_runs(store: object_store.ObjectStore, found: Sequence[object] = ()) 
     """Say where a store without runs is, and which are nearby; nothing where runs were found or it cannot be read."""
     with suppress(StorageError):
         if not found and not run_index.list_folders(store):
-            say(describe_no_runs(store))
+            output.say(describe_no_runs(store))
 
 
 def print_blocks(*blocks: answer_text.Block) -> None:
@@ -54,13 +42,13 @@ def print_blocks(*blocks: answer_text.Block) -> None:
     for block in blocks:
         match block:
             case str():
-                print_line(block)
+                output.print_line(block)
             case display_tables.Table():
-                print_table(block.columns, block.rows, empty=block.empty)
+                output.print_table(block.columns, block.rows, empty=block.empty)
             case answer_text.Verbatim():
                 print(block.text)
             case _:
-                print_facts(block.items())
+                output.print_facts(block.items())
 
 
 def print_replay(replay: "Replay") -> None:
@@ -69,28 +57,28 @@ def print_replay(replay: "Replay") -> None:
     for item in replay.segments:
         device, ranks = item.placement.device, item.placement.world_size
         steps, where = f"{item.from_step} to {item.end.step}", f"{ranks} x {device}" if ranks > 1 else device
-        digests = short_digest(item.end.state_sha256), short_digest(item.computed_sha256)
+        digests = format.short_digest(item.end.state_sha256), format.short_digest(item.computed_sha256)
         rows.append((steps, item.end.attempt, where, item.outcome, *digests, f"{item.seconds:.1f}", item.why or None))
     columns = ("steps", "attempt", "trained on", "outcome", "committed", "recomputed", "seconds", "why")
-    print_table(columns, rows, empty="no committed segment trains such a step")
+    output.print_table(columns, rows, empty="no committed segment trains such a step")
     found = ", ".join(f"{count} {outcome}" for outcome, count in replay.outcomes.items() if count) or "none replayed"
-    print_line(f"run {replay.run_id}: {format_count(replay.committed, 'committed segment')}, {found}")
+    output.print_line(f"run {replay.run_id}: {format.format_count(replay.committed, 'committed segment')}, {found}")
 
 
 def print_watch(rows: "Sequence[WatchRow]") -> None:
     """Print what the watcher did about each run, and why."""
-    waits = (None if row.seconds is None else format_duration(row.seconds) for row in rows)
+    waits = (None if row.seconds is None else format.format_duration(row.seconds) for row in rows)
     cells = [(row.run_id, row.action, wait, row.why, row.how) for row, wait in zip(rows, waits, strict=True)]
-    print_table(("run", "action", "in", "why", "how"), cells, empty="nothing to watch")
+    output.print_table(("run", "action", "in", "why", "how"), cells, empty="nothing to watch")
 
 
 def draw_runs(logs: Sequence[run_log.RunLog], file: str, x: str = "step") -> None:
     """Draw the losses of runs over each other into a file, and say so."""
-    from cairn.reports.plots.curve_plot import plot_comparison
-    from cairn.reports.plots.run_curves import PlotRequest
+    from cairn.reports.plots import curve_plot, run_curves
 
-    request = PlotRequest(file=Path(file), width_px=1200, height_px=800, across="step")
-    say(f"{len(logs)} runs: {file} ({plot_comparison(logs, request, x):,} bytes)")
+    image = curve_plot.draw_comparison(logs, form=run_curves.plot_form(Path(file)), across=x)
+    size = run_curves.write_output(Path(file), image)
+    output.say(f"{len(logs)} runs: {file} ({size:,} bytes)")
 
 
 def print_set(logs: Sequence[run_log.RunLog], name: str) -> None:
@@ -101,16 +89,16 @@ def print_set(logs: Sequence[run_log.RunLog], name: str) -> None:
     try:
         draw_runs(logs, f"{name}.png")
     except (InvalidConfiguration, ReportError) as error:
-        say(f"they are not drawn: {error}")
+        output.say(f"they are not drawn: {error}")
 
 
 def print_answer(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
     """Print an aligned table of at most 1,000 rows; stderr says how many more there are."""
     remaining = iter(rows)  # they may exceed memory
     shown = [[_format_cell(value) for value in row] for row in islice(remaining, _MOST_ROWS)]
-    print_table([column.name for column in columns], shown, empty="no rows")
+    output.print_table([column.name for column in columns], shown, empty="no rows")
     if more := sum(1 for _ in remaining):
-        say(f"and {more:,} more rows; --json prints them all")
+        output.say(f"and {more:,} more rows; --json prints them all")
 
 
 def print_json(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
@@ -118,7 +106,7 @@ def print_json(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) ->
     separator = "["
     for row in rows:
         record = {column.name: _plain(value, column.type) for column, value in zip(columns, row, strict=True)}
-        write_json(separator + encode(record).decode().rstrip("\n"))
+        output.write_json(separator + codec.encode(record).decode().rstrip("\n"))
         separator = ",\n"
     sys.stdout.write("[]\n" if separator == "[" else "]\n")
 
@@ -130,7 +118,7 @@ def _format_cell(value: object) -> object:
         case float() | Decimal():
             return f"{value:.6g}"
         case dict() | list():
-            return " ".join(line.strip() for line in encode(_plain(value, "")).decode().splitlines())
+            return " ".join(line.strip() for line in codec.encode(_plain(value, "")).decode().splitlines())
         case _:
             return value
 
@@ -138,7 +126,7 @@ def _format_cell(value: object) -> object:
 def _plain(value: Any, type_name: str) -> Any:
     match value:
         case str() if type_name == "JSON":
-            return decode(value.encode(), object, where="a JSON column")
+            return codec.decode(value.encode(), object, where="a JSON column")
         case dict():
             return {str(key): _plain(item, "") for key, item in value.items()}
         case list() | tuple():
@@ -167,7 +155,11 @@ def describe_finished_run(log: run_log.RunLog, config: "RunConfig", store_url: s
     if own is not None:
         losses = ", ".join(f"{name} {value:.4g}" for name, value in sorted(own.metrics.items()) if name != "samples")
         yield f"promoted: {alias} → {log.run_id}@{own.step} ({losses})"
-    yield f"cost: {_describe_cost(log, config)}"
+    ends = [record.ended for record in log.state.attempts if record.ended]
+    seconds, price = sum(ended.gpu_seconds for ended in ends), config.cost.gpu_hour_price
+    spent = f"{format.format_duration(seconds)} of devices in {format.format_count(len(ends), 'attempt')}"
+    money = "" if price is None else f", {format.format_money(seconds / 3600 * price, config.cost.currency)}"
+    yield f"cost: {spent}{money}"
     sampled = [e for e in log.state.evaluations if e.samples and (not own or e.manifest_sha256 == own.manifest_sha256)]
     if sampled and sampled[-1].samples[0]:
         yield "it writes:"
@@ -185,13 +177,6 @@ def describe_finished_run(log: run_log.RunLog, config: "RunConfig", store_url: s
         yield f"  cairn fork {log.run_id} NEW --set training.steps={2 * log.state.opened.total_steps}{option}"
 
 
-def _describe_cost(log: run_log.RunLog, config: "RunConfig") -> str:
-    ends = [record.ended for record in log.state.attempts if record.ended]
-    seconds, price = sum(ended.gpu_seconds for ended in ends), config.cost.gpu_hour_price
-    spent = f"{format_duration(seconds)} of devices in {format_count(len(ends), 'attempt')}"
-    return spent if price is None else f"{spent}, {format_money(seconds / 3600 * price, config.cost.currency)}"
-
-
 def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[str, str]]:
     """Yield name and text of each line; estimates are marked as estimates."""
     from cairn.model.estimates.size_estimate import PARTS
@@ -207,33 +192,34 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     yield "would", actions.get(plan.action, f"train nothing: run {plan.run_id} is finished")
     yield "because", plan.why
     yield "store", plan.store
-    files = f"{format_count(len(data.sources), 'source')}, {format_quantity(sum(data.sources.values()))}"
-    train, val, unit, begin = data.train_tokens, data.val_tokens, "tokens", f"snapshot {short_digest(data.snapshot_id)}"
+    files = f"{format.format_count(len(data.sources), 'source')}, {format.format_quantity(sum(data.sources.values()))}"
+    train, val, unit = data.train_tokens, data.val_tokens, "tokens"
+    begin = f"snapshot {format.short_digest(data.snapshot_id)}"
     if data.snapshot_id is None:
         train, val, unit, begin = data.train_bytes, data.val_bytes, "bytes", "not tokenized yet"
-        files = f"{files} ({format_list([*data.sources], 4)})"
+        files = f"{files} ({format.format_list([*data.sources], 4)})"
     asked = None if config.data.val_sources else data.val_fraction
-    split = "" if train is None or val is None else f", {describe_split(train, val, unit, asked)}"
+    split = "" if train is None or val is None else f", {format.describe_split(train, val, unit, asked)}"
     yield "data", "; ".join((f"{begin}: {files}{split}", *data.notes))
     if config.data.mixture:
-        yield "draws", describe_mixture(config.data.mixture)
-    shape = f"{format_count(model.n_layer, 'layer')}, {format_count(model.n_head, 'head')}, width {model.n_embd}"
-    shape = model.module or shape
+        yield "draws", format.describe_mixture(config.data.mixture)
+    layers, heads = format.format_count(model.n_layer, "layer"), format.format_count(model.n_head, "head")
+    shape = model.module or f"{layers}, {heads}, width {model.n_embd}"
     vocabulary = f"{data.vocab_size:,} ids{'' if data.snapshot_id else ' at most'}, block {model.block_size:,}"
     yield "model", f"{config.model_family or plan.run_id}: {plan.parameters:,} parameters ({shape}, {vocabulary})"
     shown = {name.replace("_", " "): memory.parts.bytes_of(name) for name in PARTS}
-    parts = ", ".join(f"{name} {format_quantity(size)}" for name, size in shown.items() if size)
+    parts = ", ".join(f"{name} {format.format_quantity(size)}" for name, size in shown.items() if size)
     recomputed = ", activations recomputed" if memory.sizes.activation_checkpointing else ""
     numerics = f"{config.training.precision} with {config.training.kernels} kernels{recomputed}"
     at_once = f", {memory.workers} at once" if memory.workers > 1 else ""
     how = f"micro-batch {memory.sizes.micro_batch}{at_once}, {numerics} ({parts})"
-    there = "" if memory.there_bytes is None else f"; {format_quantity(memory.there_bytes)} are there"
+    there = "" if memory.there_bytes is None else f"; {format.format_quantity(memory.there_bytes)} are there"
     short = ": more than there is" if there and memory.total_bytes > (memory.there_bytes or 0) else ""
     if plan.arithmetic_moved:
         yield "bits", plan.arithmetic_moved
     yield from _describe_recipe(config)
     within = f", within {memory.error_bound:.0%} of traced steps" if memory.error_bound else ""
-    peak = f"{format_quantity(memory.total_bytes)}{' a process' if plan.processes > 1 else ''} at its peak"
+    peak = f"{format.format_quantity(memory.total_bytes)}{' a process' if plan.processes > 1 else ''} at its peak"
     yield "memory", f"an estimate{within}: {peak} with {how}{there}{short}"
     if plan.processes > 1:
         yield "processes", _describe_exchanges(plan, config.training.parallel)
@@ -245,7 +231,7 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
 def _describe_recipe(config: "RunConfig") -> Iterator[tuple[str, str]]:
     chosen = config.training
     muon = f" (matrices at {chosen.muon_lr:g})" if chosen.optimizer == "muon" else ""
-    warm = f" after {format_count(chosen.warmup_steps, 'step')} of warm-up" if chosen.warmup_steps else ""
+    warm = f" after {format.format_count(chosen.warmup_steps, 'step')} of warm-up" if chosen.warmup_steps else ""
     rate = f"learning rate {chosen.lr:g}{muon}{warm}, {chosen.schedule} down to {chosen.min_lr:g}"
     clipped = f"gradients clipped at {chosen.grad_clip:g}" if chosen.grad_clip else "no gradient is clipped"
     yield "optimizer", f"{chosen.optimizer}, {rate}; weight decay {chosen.weight_decay:g}, {clipped}"
@@ -262,7 +248,7 @@ def _describe_recipe(config: "RunConfig") -> Iterator[tuple[str, str]]:
 
 def _describe_exchanges(plan: "TrainingPlan", parallel: str) -> str:
     share = "replicate the network (ddp)" if parallel == "ddp" else "share the network (fsdp)"
-    moved = (f"{one.operation} {format_quantity(one.bytes)} ({one.calls:,}x)" for one in plan.exchanges)
+    moved = (f"{one.operation} {format.format_quantity(one.bytes)} ({one.calls:,}x)" for one in plan.exchanges)
     return f"{plan.processes:,} {share} and exchange in each step: {', '.join(moved)}"
 
 
@@ -271,22 +257,23 @@ def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[t
     rules, room, cost, currency = config.checkpoint, plan.room, plan.cost, config.cost.currency
     unknown, tokens = "not known before the run has trained a step", f"{plan.tokens_ahead:,} tokens"
     ahead = f"{total_steps - plan.from_step:,} ahead of {total_steps:,}{early}"
-    idle = "".join(f"; {note}" for note in describe_schedule(config.training.wastes_last_step))
+    idle = "".join(f"; {note}" for note in format.describe_schedule(config.training.wastes_last_step))
     yield "steps", f"{ahead}; {tokens}, {plan.tokens_per_step:,} each{idle}"
     pace = f"of training at the {cost.tokens_per_second or 0:,.0f} tokens/s of its newest steps"
     if cost.measured_processes != plan.processes:
-        pace += f", of {format_count(cost.measured_processes or 0, 'process', 'processes')}"
-    yield "time", unknown if cost.seconds is None else f"an estimate: {format_duration(cost.seconds)} {pace}"
+        pace += f", of {format.format_count(cost.measured_processes or 0, 'process', 'processes')}"
+    yield "time", unknown if cost.seconds is None else f"an estimate: {format.format_duration(cost.seconds)} {pace}"
     every = f" and every {rules.every_seconds:g} s" if rules.every_seconds else ""
-    kept = f"at most {room.kept_at_most} kept ({format_quantity(room.kept_at_most * room.bytes_each)})"
-    schedule = f"{plan.commits:,} ahead, every {format_count(rules.every_steps, 'step')}{every}"
+    kept = f"at most {room.kept_at_most} kept ({format.format_quantity(room.kept_at_most * room.bytes_each)})"
+    schedule = f"{plan.commits:,} ahead, every {format.format_count(rules.every_steps, 'step')}{every}"
     kept += " beside those in use"
-    took = "" if cost.commit_seconds is None else f", committed {format_duration(cost.commit_seconds)} after their step"
-    yield "checkpoints", f"{schedule}, {format_quantity(room.bytes_each)} each{took}; {kept}"
-    free = "" if room.free_bytes is None else f", {format_quantity(room.free_bytes)} are free"
-    late = f", {format_quantity(room.late_bytes)} for a slow evaluator" if room.late_bytes else ""
-    yield "room", f"the store needs {format_quantity(room.needed_bytes)} more for all at once{late}{free}"
-    yield "evaluations", f"of {format_count(plan.evaluated_commits, 'commit')}: {', '.join(plan.suites)}"
+    later = format.format_duration(cost.commit_seconds or 0.0)
+    took = "" if cost.commit_seconds is None else f", committed {later} after their step"
+    yield "checkpoints", f"{schedule}, {format.format_quantity(room.bytes_each)} each{took}; {kept}"
+    free = "" if room.free_bytes is None else f", {format.format_quantity(room.free_bytes)} are free"
+    late = f", {format.format_quantity(room.late_bytes)} for a slow evaluator" if room.late_bytes else ""
+    yield "room", f"the store needs {format.format_quantity(room.needed_bytes)} more for all at once{late}{free}"
+    yield "evaluations", f"of {format.format_count(plan.evaluated_commits, 'commit')}: {', '.join(plan.suites)}"
     if config.cost.gpu_hour_price is not None:
-        money = unknown if cost.money is None else f"an estimate: {format_money(cost.money, currency)}"
+        money = unknown if cost.money is None else f"an estimate: {format.format_money(cost.money, currency)}"
         yield "cost", f"{money}, at {config.cost.gpu_hour_price:g} {currency} an hour"

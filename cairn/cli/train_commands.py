@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -25,11 +25,8 @@ from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd
 from cairn.tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
-    from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.training_request import ResolvedRequest
-    from cairn.operations.prefect_session import Session
     from cairn.tasks.configuration.run_configuration import RunConfig
-    from cairn.tasks.trainer.trainer_process import WarmTrainer
 
 
 _LEAVING = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)  # no further run of a set is begun: this process has to leave
@@ -79,7 +76,7 @@ def train(
     from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
     from cairn.flows.run.node_service import is_other_node
-    from cairn.operations import prefect_session, run_set
+    from cairn.operations import prefect_session
     from cairn.tasks.configuration.configuration_source import expand_set
     from cairn.tasks.trainer.trainer_process import WarmTrainer
 
@@ -87,7 +84,7 @@ def train(
     members = expand_set(choose_run_id(request), request.overrides)
     requests = [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
     resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
-    rungs = run_set.plan_rungs(resolved, os.environ)
+    rungs = prefect_session.plan_rungs(resolved, os.environ)
     if rungs and not json:
         say(f"halving: {', '.join(f'{rung.kept} go on from step {rung.step}' for rung in rungs)}")
     if dry_run or machines or gpu_memory:
@@ -96,13 +93,10 @@ def train(
         return _act_once(resolved, is_trial=overfit_one_batch, json=json)
     server, code, is_set = SessionServer(os.environ, say=say), ExitCode.DONE, len(members) > 1
     with closing(WarmTrainer(is_of_set=is_set)) as warm:
-        for one in run_set.train_in_turn(resolved, rungs, os.environ, say):
+        for one in prefect_session.train_in_turn(resolved, rungs, os.environ, say):
             try:
-                with _session(one, server, warm) as (log, configuration, found):
-                    if isinstance(found, FlowEnd):
-                        end = found
-                    else:
-                        found.end(end := found.train(one, found.steps, found.host))
+                with prefect_session.training_session(one, server, warm) as (log, configuration, train_run, finish):
+                    finish(end := train_run())
                 ended = _say_end(one.store_url, log, configuration, end, is_member=is_set)
             except Terminated:
                 say("preempted; the same command continues")
@@ -113,26 +107,6 @@ def train(
     _say_all(resolved, choose_run_id(request) if is_set else "", code, json=json)
     prefect_session.leave_undelivered(code, server)
     return code
-
-
-@contextmanager
-def _session(
-    resolved: "ResolvedRequest", server: "SessionServer", warm: "WarmTrainer"
-) -> "Iterator[tuple[RunLog, RunConfig, Session | FlowEnd]]":
-    """Yield the run's log and configuration, and the session that trains it, or the end of a finished one."""
-    from cairn.flows.preparation.preflight import check_before_start
-    from cairn.operations import prefect_session
-
-    with raise_on_notice() as add_signal:
-        log = resolved.open_log()
-        configuration = check_before_start(resolved, log, os.environ)
-        add_signal(configuration.preemption.signal)
-        end = prefect_session.end_without_flow(log, configuration, os.environ)
-        if end is not None:
-            yield log, configuration, end
-            return
-        with prefect_session.training_session(resolved, configuration, log, server, warm) as session:
-            yield log, configuration, session
 
 
 def _say_all(members: "Sequence[ResolvedRequest]", set_name: str, code: ExitCode, *, json: bool) -> None:
@@ -199,7 +173,7 @@ def _check(
     from cairn.flows.preparation.preflight import check_before_start
 
     log = resolved.open_log()
-    return log, check_before_start(resolved, log, variables, writable=False, is_here=is_here)
+    return log, check_before_start(resolved, log, variables, writes=False, is_here=is_here)
 
 
 def _settle(configuration: "RunConfig", *, is_here: bool = True) -> "RunConfig":
@@ -222,7 +196,7 @@ def _print_plans(
 
     `machines` and the memory of their GPUs, if not 0, are planned for instead of those that are there.
     """
-    from cairn.flows.preparation import preflight, store_room
+    from cairn.flows.preparation import preflight
     from cairn.flows.preparation.training_plan import PlanAction, plan_training
     from cairn.flows.preparation.training_request import resolve_request
     from cairn.tasks.trainer.trainer_group import planned_variables, trainer_group
@@ -247,7 +221,7 @@ def _print_plans(
     for plan, settled, memory, run_store in plans:
         preflight.require_memory(settled, plan.data.vocab_size, plan.memory.sizes, memory)
         if plan.action != PlanAction.NOTHING:
-            store_room.require_room(run_store, plan.room)
+            preflight.require_room(run_store, plan.room)
     return ExitCode.DONE
 
 
@@ -303,14 +277,12 @@ def watch(
     """
     if once and (metrics_port or otlp):
         raise InvalidConfiguration("--once polls once and ends: leave out --metrics-port and --otlp, or --once")
-    from cairn.flows.orchestrator.prefect_settings import quieten_prefect
-    from cairn.flows.orchestrator.session_server import settle_client
-    from cairn.flows.watching.run_progress import showing_progress
-    from cairn.flows.watching.run_watcher import WatchRow, open_watcher
+    from cairn.flows.orchestrator import prefect_settings, session_server
+    from cairn.flows.watching import run_progress, run_watcher
 
-    settle_client(os.environ, say=say)
-    quieten_prefect(os.environ)
-    open_chosen = partial(open_watcher, choose_store(store, os.environ), deployment, at_most=at_most)
+    session_server.settle_client(os.environ, say=say)
+    prefect_settings.quieten_prefect(os.environ)
+    open_chosen = partial(run_watcher.open_watcher, choose_store(store, os.environ), deployment, at_most=at_most)
     note_no_runs(open_chosen_store(store))
     print_rows = print_document if json else print_watch
     if once:
@@ -318,7 +290,7 @@ def watch(
             print_rows(watcher.poll_patiently())
         return
     if metrics_port:
-        from cairn.ui.metrics_server import serve_metrics
+        from cairn.ui.local_server import serve_metrics
 
         say(f"metrics: {serve_metrics(open_chosen_store(store), metrics_port, metrics_token_file)}")
     with ExitStack() as beside:
@@ -326,9 +298,9 @@ def watch(
             from cairn.reports.queries.run_metrics import sending_metrics
 
             beside.enter_context(sending_metrics(open_chosen_store(store), os.environ, say))
-        show = None if json else beside.enter_context(showing_progress(say))
+        show = None if json else beside.enter_context(run_progress.showing_progress(say))
 
-        def report(rows: tuple[WatchRow, ...]) -> None:
+        def report(rows: tuple[run_watcher.WatchRow, ...]) -> None:
             if rows:
                 print_rows(rows)
             if show:

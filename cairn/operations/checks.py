@@ -162,7 +162,12 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     problems += [f"seq {entry.seq}: a {entry.kind} without effect: {why}" for entry in state.refused]
     problems += registry_problems(store, run_id, state)
     problems += _data_problems(store, state)
-    problems += _losses_problems(store, run_id, state)
+    named = [] if state.deleted else [it.window_losses_sha256 for it in state.evaluations if it.window_losses_sha256]
+    for digest in dict.fromkeys(named):
+        try:
+            window_losses.read_losses(store, run_log.run_prefix(run_id), digest)
+        except IntegrityError as damage:
+            problems.append(f"{damage}; `cairn evaluate {run_id}@STEP --again` measures it anew")
     for record in state.readable:
         problems += map(str, verify_checkpoint(store, record.committed))
     return Verification(
@@ -188,16 +193,6 @@ def _cache_problems(store: ObjectStore, run_id: str, state: run_state.RunState, 
         yield f"{log.fold_key}: leads to another state than the entries do; delete it, it is only a cache"
 
 
-def _losses_problems(store: ObjectStore, run_id: str, state: run_state.RunState) -> Iterator[str]:
-    """Yield the problems of the losses by window; those of a deleted run are gone."""
-    named = [] if state.deleted else [it.window_losses_sha256 for it in state.evaluations if it.window_losses_sha256]
-    for digest in dict.fromkeys(named):
-        try:
-            window_losses.read_losses(store, run_log.run_prefix(run_id), digest)
-        except IntegrityError as damage:
-            yield f"{damage}; `cairn evaluate {run_id}@STEP --again` measures it anew"
-
-
 def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[str]:
     """Yield the problems of the data snapshot, of the initial weights and of a module's files."""
     if state.opened is None:
@@ -206,10 +201,8 @@ def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[st
         yield from (str(damage) for _, damage in data_snapshot.find_damage(store, state.opened.data_snapshot))
     except (ObjectMissing, IntegrityError) as error:
         yield str(error)
-    begun = {
-        "weights.safetensors": state.opened.initial_weights_sha256,
-        "source.json": state.opened.initial_source_sha256,
-    }
+    opened = state.opened
+    begun = {"weights.safetensors": opened.initial_weights_sha256, "source.json": opened.initial_source_sha256}
     for name, sha256 in begun.items():
         if sha256 is not None:
             from cairn.tasks.trainer.weights_source import promised_object  # few runs have any
@@ -231,8 +224,26 @@ def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[st
 def registry_problems(store: ObjectStore, run_id: str, state: run_state.RunState) -> Iterator[str]:
     """Yield the problems of the aliases, and the entries missing by the run's pins."""
     aliases = registry.list_aliases(store)
+    known = {record.committed.manifest_sha256: record.state for record in state.checkpoints}
     for alias in aliases:
-        yield from _alias_problems(store, alias, run_id, state)
+        log = log_entry.EntryLog(store=store, prefix=f"models/{alias}/log", kinds=registry.MODEL_KINDS)
+        yield from sequence_problems(store.keys(log.prefix))
+        try:
+            decided = registry.fold_decisions([read.entry for read in log.read_after(None)])
+            cached = registry.Registry(store, alias).refresh()
+        except IntegrityError as error:
+            yield str(error)
+            continue
+        if cached != decided:
+            yield f"models/{alias}/fold.json: leads to another state than the entries do; delete it, it is only a cache"
+        for promoted in (promoted for _, promoted in decided.champions if promoted.run_id == run_id):
+            now = known.get(promoted.manifest_sha256)
+            named = f"{log.prefix}: points at step {promoted.step} of run {run_id}, or could be rolled back to it"
+            if now is None:
+                gone = "its end is gone or was replaced; restore its entries"
+                yield f"{named}, but the run's log has no such commit: {gone}"
+            elif now in (run_state.CheckpointState.SUPERSEDED, run_state.CheckpointState.DELETED):
+                yield f"{named}, but that checkpoint is {now}; promote another one"
     for pin in state.pins:
         may_still_decide = shares_pids(pin.pinned_by) and not is_known_dead(pin.pinned_by)
         if pin.alias and pin.alias not in aliases and not may_still_decide:
@@ -268,27 +279,3 @@ def aliases_that_need(store: ObjectStore, run_id: str) -> list[str]:
             if any(promoted.run_id == run_id for _, promoted in registry.Registry(store, alias).refresh().champions):
                 needing.append(alias)
     return needing
-
-
-def _alias_problems(store: ObjectStore, alias: str, run_id: str, state: run_state.RunState) -> Iterator[str]:
-    log = log_entry.EntryLog(store=store, prefix=f"models/{alias}/log", kinds=registry.MODEL_KINDS)
-    yield from sequence_problems(store.keys(log.prefix))
-    try:
-        entries = [read.entry for read in log.read_after(None)]
-        cached = registry.Registry(store, alias).refresh()
-    except IntegrityError as error:
-        yield str(error)
-        return
-    decided = registry.fold_decisions(entries)
-    if cached != decided:
-        yield f"models/{alias}/fold.json: leads to another state than the entries do; delete it, it is only a cache"
-    known = {record.committed.manifest_sha256: record.state for record in state.checkpoints}
-    for _, promoted in decided.champions:
-        if promoted.run_id != run_id:
-            continue
-        state_now = known.get(promoted.manifest_sha256)
-        named = f"models/{alias}/log: points at step {promoted.step} of run {run_id}, or could be rolled back to it"
-        if state_now is None:
-            yield f"{named}, but the run's log has no such commit: its end is gone or was replaced; restore its entries"
-        elif state_now in (run_state.CheckpointState.SUPERSEDED, run_state.CheckpointState.DELETED):
-            yield f"{named}, but that checkpoint is {state_now}; promote another one"

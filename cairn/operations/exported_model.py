@@ -11,8 +11,7 @@ from cairn.operations.trained_models import open_run_model
 from cairn.reports.queries import alias_history, run_lookup
 from cairn.reports.text import display_tables
 from cairn.storage.logs import log_entry
-from cairn.storage.stores.codec import encode
-from cairn.storage.stores.object_store import WrittenObject, describe_file
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.text.format import format_value, one_line
 
@@ -22,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def write_card(
-    found: run_lookup.FoundCheckpoint,
-    opened: "CheckpointModel",
-    source: "WeightsSource | None" = None,
-    *,
-    is_adapter: bool = False,
+    found: run_lookup.FoundCheckpoint, opened: "CheckpointModel", source: "WeightsSource | None", is_adapter: bool
 ) -> str:
     """Return the card, from the records alone: use, provenance, measurements, promotions, limits, configuration."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -38,7 +33,7 @@ def write_card(
     pages = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     pages.filters |= {
         "code": lambda text: "`{}`".format(one_line(text).replace("`", "'").replace("|", "\\|")),  # stays in its cell
-        "document": lambda document: encode(document).decode(),
+        "document": lambda document: codec.encode(document).decode(),
         "json": json.dumps,
         "markdown": display_tables.markdown_text,
         "number": lambda number: f"{number:,}",
@@ -49,15 +44,11 @@ def write_card(
     path, _, entry = (config.model.module or "").rpartition(":")
     given = ", ".join(f"{name}={value!r}" for name, value in getattr(opened.network, "called_with", {}).items())
     return pages.get_template("model_card.md.j2").render(
-        state=found.log.state,
-        opened=found.opened,
-        reference=found.reference,
-        manifest=opened.snapshot.manifest,
-        parameters=opened.network.parameter_count,
+        found=found,
+        made=opened,
         end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
         promotions=[view for view in promotions if view.manifest_sha256 == found.reference.manifest_sha256],
         config=config,
-        model=config.model,
         family=family_of(config.model),
         entry=(Path(path).stem, entry),
         call=f"{entry}({given})",
@@ -71,7 +62,7 @@ class ExportedModel:
     """The files of an export by name, and their checkpoint."""
 
     folder: str
-    files: Mapping[str, WrittenObject]
+    files: Mapping[str, object_store.WrittenObject]
     run_id: str
     checkpoint: log_entry.CheckpointReference
 
@@ -90,7 +81,7 @@ def export_model(found: run_lookup.FoundCheckpoint, folder: Path, *, adapter: bo
         kept = found.opened.initial_source_sha256
         source = read_source(found.log.store, kept) if kept else None
         opened = open_run_model(found.log, found.reference)
-        card = write_card(found, opened, source, is_adapter=adapter)
+        card = write_card(found, opened, source, adapter)
         if adapter and lora is not None:
             trained, _ = checkpoint_model.read_trained(found.log.store, found.reference)
             shape, base = opened.network.config, source.name if source else ""
@@ -99,5 +90,5 @@ def export_model(found: run_lookup.FoundCheckpoint, folder: Path, *, adapter: bo
             checkpoint_model.write_model_directory(folder, opened, card=card, source=source)
     except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
-    files = {path.name: describe_file(path) for path in sorted(folder.iterdir())}
+    files = {path.name: object_store.describe_file(path) for path in sorted(folder.iterdir())}
     return ExportedModel(folder=str(folder), files=files, run_id=found.log.run_id, checkpoint=found.reference)

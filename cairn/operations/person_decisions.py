@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cairn.model.configuration.data import SNAPSHOT_SOURCE, TrainedBefore
+from cairn.model.configuration.data import SNAPSHOT_SOURCE
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import alias_history
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of, read_checkpoints
@@ -65,8 +65,7 @@ def fork_run(
             f"rule: more steps than that. Add --set training.steps={2 * record.committed.step}"
         )
     snapshot_id = _choose_data(found, config, changed, base_dir)
-    trained = _count_trained(found, before, config, snapshot_id)
-    body = _opening(found, run_id, config, record.committed, snapshot_id, trained)
+    body = _opening(found, run_id, before, config, snapshot_id)
     pin = new_pin(found.reference, this_placement(device="cpu", threads=1), fork=run_id)
     state = resume_point.open_fork(parent, body, pin, writer=log_entry.this_writer())
     if state.opened is None:
@@ -119,33 +118,26 @@ def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str
     return built.snapshot_id
 
 
-def _count_trained(found: FoundCheckpoint, before: RunConfig, config: RunConfig, snapshot_id: str) -> TrainedBefore:
-    """Return what the parent trained up to the checkpoint; of data that is new to the fork, nothing was drawn."""
+def _opening(
+    found: FoundCheckpoint, run_id: str, before: RunConfig, config: RunConfig, snapshot_id: str
+) -> run_entries.RunOpened:
+    """Return a fork's opening entry: what its parent trained; of data that is new to the fork, nothing was drawn."""
     from cairn.storage.snapshots.data_snapshot import read_manifest  # as above
     from cairn.tasks.data.snapshot_lookup import order_samples, weighted_components
 
-    past, step, opened = trained_before(found.opened.forked_from), found.reference.step, found.opened
-    block, manifest = before.model.block_size, read_manifest(found.log.store, opened.data_snapshot)
+    log, opened, number, step = found.log, found.opened, found.reference.attempt, found.reference.step
+    past, block = trained_before(opened.forked_from), before.model.block_size
+    manifest, is_same = read_manifest(log.store, opened.data_snapshot), snapshot_id == opened.data_snapshot
     order = order_samples(manifest, before.data, before.training, block, before=past)
     draws = (step - past.step) * before.training.global_batch
     drawn = order.component_draws_before(step)
-    is_same = snapshot_id == opened.data_snapshot
-    own = weighted_components(manifest if is_same else read_manifest(found.log.store, snapshot_id), config.data, block)
+    own = weighted_components(manifest if is_same else read_manifest(log.store, snapshot_id), config.data, block)
     if not is_same or len(own or drawn[:1]) != len(drawn):
         drawn = (0,) * (len(own) or 1)
-    return TrainedBefore(step=step, draws=past.draws + draws, tokens=past.tokens + draws * block, component_draws=drawn)
-
-
-def _opening(
-    found: FoundCheckpoint,
-    run_id: str,
-    config: RunConfig,
-    committed: run_entries.CheckpointCommitted,
-    snapshot_id: str,
-    before: TrainedBefore,
-) -> run_entries.RunOpened:
-    opened, state = found.opened, found.log.state
-    windows = state.windows_quarantined_before(committed.attempt) if snapshot_id == opened.data_snapshot else ()
+    windows = log.state.windows_quarantined_before(number) if is_same else ()
+    record, attempt = log.state.find_live(found.reference.prefix), log.state.attempt(number)
+    assert record is not None
+    beat = attempt.ended or step_log.read_heartbeat(log.store, log.prefix, number, attempt.started.claim_id)
     return run_entries.RunOpened(
         run_id=run_id,
         model_family=config.model_family or run_id,
@@ -155,27 +147,20 @@ def _opening(
         total_steps=config.training.steps,
         code_version=code_version(),
         # Adapters go on beside the same weights.
-        initial_weights_sha256=found.opened.initial_weights_sha256 if config.training.lora else None,
-        initial_source_sha256=found.opened.initial_source_sha256,
+        initial_weights_sha256=opened.initial_weights_sha256 if config.training.lora else None,
+        initial_source_sha256=opened.initial_source_sha256,
         forked_from=log_entry.ForkOrigin(
-            run_id=found.log.run_id,
-            checkpoint=committed.reference,
-            state_sha256=committed.state_sha256,
+            run_id=log.run_id,
+            checkpoint=found.reference,
+            state_sha256=record.committed.state_sha256,
             quarantined_windows=tuple(sorted(windows)),
             config=config.document(),
-            draws=before.draws,
-            tokens=before.tokens,
-            component_draws=before.component_draws,
-            arithmetic=_arithmetic_of(found, committed.attempt),
+            draws=past.draws + draws,
+            tokens=past.tokens + draws * block,
+            component_draws=drawn,
+            arithmetic=beat.arithmetic if beat else None,
         ),
     )
-
-
-def _arithmetic_of(found: FoundCheckpoint, attempt: int) -> log_entry.Arithmetic | None:
-    """Return the arithmetic of one of the parent's attempts, as its receipt or its heartbeat has it."""
-    record = next(item for item in found.log.state.attempts if item.started.attempt == attempt)
-    beat = record.ended or step_log.read_heartbeat(found.log.store, found.log.prefix, attempt, record.started.claim_id)
-    return beat.arithmetic if beat else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,7 @@ _PICTURES = {
     **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
 }
 """Symbols that a terminal gets for control characters, which a byte-level network may draw."""
+Use = Callable[[log_entry.CheckpointReference], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,12 +195,7 @@ def write_samples(sampler: RunSampler, request: SampleRequest, *, show: Callable
 
 
 def follow_checkpoints(
-    log: run_log.RunLog,
-    use: Callable[[log_entry.CheckpointReference], None],
-    *,
-    every_seconds: float,
-    say: Callable[[str], None],
-    sleep: Callable[[float], None],
+    log: run_log.RunLog, use: Use, *, every_seconds: float, say: Callable[[str], None], sleep: Callable[[float], None]
 ) -> None:
     """Call `use` with a run's newest checkpoint and each later one until the run has finished; raises `StoreRefused`.
 
@@ -235,9 +231,7 @@ def follow_checkpoints(
         sleep(every_seconds)
 
 
-def _use(
-    log: run_log.RunLog, record: run_state.CheckpointRecord, use: Callable[[log_entry.CheckpointReference], None]
-) -> str:
+def _use(log: run_log.RunLog, record: run_state.CheckpointRecord, use: Use) -> str:
     """Use a checkpoint, or return why it cannot be used."""
     if not record.is_committed:
         return f"it is {record.state} by now"

@@ -115,7 +115,11 @@ def committed_segments(state: run_state.RunState) -> tuple[Segment, ...]:
         segment = partial(Segment, started=attempt.started, quarantined=quarantined, arithmetic=arithmetic)
         for record in records.values():
             if record.committed.attempt == number:
-                why = _why_unloadable(records.get(start.prefix)) if start else ""
+                begin, why = records.get(start.prefix) if start else None, ""
+                if begin and begin.state == run_state.CheckpointState.QUARANTINED and begin.evidence:
+                    why = f"its start, step {begin.committed.step}, is quarantined as unreadable"
+                elif begin and begin.state in (run_state.CheckpointState.SUPERSEDED, run_state.CheckpointState.DELETED):
+                    why = f"retention has removed its start, the checkpoint of step {begin.committed.step}"
                 segments.append(segment(start=start, end=record.committed, unloadable=why))
                 start = record.committed.reference
     return tuple(segments)
@@ -185,11 +189,3 @@ def compare_steps(
 def _evidence(step: "step_log.StepRecord | StepResult") -> tuple[float, float | None, str | None]:
     norm = step.grad_norm if step.grad_norm is not None and math.isfinite(step.grad_norm) else None
     return step.train_loss, norm, step.weights_digest
-
-
-def _why_unloadable(start: run_state.CheckpointRecord | None) -> str:
-    if start is None or start.state == run_state.CheckpointState.COMMITTED:
-        return ""
-    if start.state == run_state.CheckpointState.QUARANTINED:
-        return "" if not start.evidence else f"its start, step {start.committed.step}, is quarantined as unreadable"
-    return f"retention has removed its start, the checkpoint of step {start.committed.step}"

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from cairn.model.configuration.data import DataConfig
-from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.sample_order import Component, SampleOrder
 from cairn.model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
 from cairn.model.training import determinism, train_state, training_loop
@@ -132,9 +131,8 @@ class _SegmentReplayer:
         began, end = time.monotonic(), segment.end
         row = ReplayedSegment(from_step=segment.from_step, placement=segment.started.placement, end=end)
         config, torch_version = parse_stored_configuration(segment.started.config), library_versions()["torch"]
-        why = unrecorded_plan.find_obstacle(
-            segment.started, config, torch_version=torch_version, has_cuda=torch.cuda.is_available()
-        )
+        has_cuda = torch.cuda.is_available()
+        why = unrecorded_plan.find_obstacle(segment.started, config, torch_version=torch_version, has_cuda=has_cuda)
         if not why:
             make_deterministic(segment.started, config)
             here = arithmetic_of(str(determinism.resolve_device(config.training.device)), config.training.arithmetic)
@@ -285,14 +283,15 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
 def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path) -> trainer_protocol.TrainerSpec:
     """Return the spec of a trainer of few windows, at the full rate all along and without dropout."""
     few = {"steps": STEPS, "global_batch": WINDOWS, "micro_batch": WINDOWS, "probe_every_steps": 0}
-    steady = {"warmup_steps": WARMUP_STEPS, "min_lr": config.training.lr}
+    steady, given = {"warmup_steps": WARMUP_STEPS, "min_lr": config.training.lr}, config.model.arguments or {}
+    without = {"arguments": {**given, "dropout": 0.0}} if "dropout" in given else {}
     return trainer_protocol.TrainerSpec(
         run_id="overfit-one-batch",
         attempt=1,
         store_url=store.url,
         snapshot_id=snapshot_id,
         data=config.data.model_copy(update={"weights": (), "stages": ()}),
-        model=_without_dropout(config.model),
+        model=config.model.model_copy(update={"dropout": 0.0, **without}),
         allowed_code=config.code.allow,
         training=config.training.model_copy(update={**few, **steady}),
         micro_batch=WINDOWS,
@@ -303,12 +302,6 @@ def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path)
         cache_dir=folder / "snapshots",
         work_dir=folder / "work",
     )
-
-
-def _without_dropout(model: ModelConfig) -> ModelConfig:
-    given = model.arguments or {}
-    without = {"arguments": {**given, "dropout": 0.0}} if "dropout" in given else {}
-    return model.model_copy(update={"dropout": 0.0, **without})
 
 
 def judge_losses(losses: Sequence[float], problem: str, *, lr: float) -> tuple[bool, str]:

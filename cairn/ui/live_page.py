@@ -19,7 +19,7 @@ from fastapi import FastAPI, Query, Request, Response
 
 from cairn.reports.errors import ReportError, RunNotFound
 from cairn.reports.pages import report_pages, run_report
-from cairn.reports.pages.report_pages import DEFAULT_SORT, Frame, RunsQuery, render_page, select_rows
+from cairn.reports.pages.report_pages import LAST_SEEN, Frame, RunsQuery, render_page, select_rows
 from cairn.reports.plots import plot_axis
 from cairn.reports.queries import post_mortem, run_lookup, run_metrics
 from cairn.reports.queries.alias_history import list_decisions, list_promotions
@@ -30,11 +30,12 @@ from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.settings import CostConfig
 from cairn.tasks.machine.placement import work_folder
-from cairn.ui.local_server import METRICS, Access, LocalServer, listen
+from cairn.ui.local_server import METRICS, Access, address_of, guarded_server, listen
 from cairn.ui.person_requests import PersonRequests
 
 MOST_COMPARED = 8  # runs on one page
 _Runs = Annotated[list[str], Query(alias="run")]
+Clock = Callable[[], float]
 LEAST_SECONDS, _REST, _MOST_VIEWS = 1.0, 200, 24  # nothing is read again sooner than after a second
 _MOST_MADE = 16  # answers that are kept
 _MOST_READING_SECONDS = 2.0  # the logs of 1,000 runs take less where they were never folded
@@ -69,7 +70,7 @@ class _Entry:
 class ViewCache:
     """Views of a store by name, the least recently used dropped; while one thread reads one, others get the last."""
 
-    def __init__(self, store: ObjectStore, *, clock: Callable[[], float]) -> None:
+    def __init__(self, store: ObjectStore, *, clock: Clock) -> None:
         self._clock, self._runs = clock, store.local_path("runs")
         self._away = f"{store.url}: there is no such folder; the first run makes it"
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -117,12 +118,7 @@ class LivePages:
     """Answers one store's requests, each in a thread of its own."""
 
     def __init__(
-        self,
-        store: ObjectStore,
-        environment: Mapping[str, str],
-        *,
-        prompts: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        self, store: ObjectStore, environment: Mapping[str, str], *, prompts: bool, clock: Clock = time.monotonic
     ) -> None:
         """Read the assets; views are read when they are asked for. `prompts`: draw texts from a store of others too."""
         self._store, self._environment = store, environment
@@ -157,23 +153,17 @@ class LivePages:
         work = work_folder(self._environment)  # for packed tables
         return self._views.read("runs", lambda: partial(report_pages.read_overview, self._store, work=work))
 
-    def runs(
-        self, request: Request, q: str = "", sort: str = DEFAULT_SORT, down: bool = True, page: int = 1
-    ) -> Response:
+    def runs(self, request: Request, q: str = "", sort: str = LAST_SEEN, down: bool = True, page: int = 1) -> Response:
         """All runs, searched and sorted, a page of them."""
-        field = sort if sort in report_pages.HEADINGS else DEFAULT_SORT
+        field = sort if sort in report_pages.OverviewRow._fields else LAST_SEEN
         query = RunsQuery(search=q, sort=field, descending=down, page=max(page, 1))
         view, price = self.overview(), CostConfig()
         with suppress(ValueError):
             price = run_report.find_price(self._environment)
 
         def render(frame: Frame) -> str:
-            rows = select_rows(view.value, search=query.search, sort=query.sort, descending=query.descending)
-            end = report_pages.PAGE_RUNS * query.page
-            own = rows[end - report_pages.PAGE_RUNS : end]
-            pages = -(-len(rows) // report_pages.PAGE_RUNS)
-            shown = {"rows": own, "found": len(rows), "pages": pages, "query": query, "of": len(view.value)}
-            return render_page("runs", frame, headings=report_pages.HEADINGS, price=price, **shown)
+            found = select_rows(view.value, search=query.search, sort=query.sort, descending=query.descending)
+            return render_page("runs", frame, found=found, of=len(view.value), query=query, price=price)
 
         return self._page(request, view, render)
 
@@ -181,7 +171,7 @@ class LivePages:
         """One run."""
         (view,) = self._read_runs([run_id])
         draws = self._persons.draws_texts()
-        return self._page(request, view, lambda frame: report_pages.run_page(frame, view.value, draws_texts=draws))
+        return self._page(request, view, lambda frame: render_page("run", frame, view=view.value, draws_texts=draws))
 
     def attempt(self, request: Request, run_id: str, number: int) -> Response:
         """The post-mortem of one attempt."""
@@ -190,7 +180,7 @@ class LivePages:
             return post_mortem.gather_post_mortem(run_lookup.find_run(self._store, run_id), number)
 
         view = self._views.read(f"attempt/{run_id}/{number}", lambda: read)
-        return self._page(request, view, lambda frame: report_pages.attempt_page(frame, view.value))
+        return self._page(request, view, lambda frame: render_page("attempt", frame, facts=view.value))
 
     def compare(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
         """Several runs over each other."""
@@ -280,13 +270,7 @@ class LivePages:
 
 
 def serve(
-    store: ObjectStore,
-    *,
-    port: int,
-    access: Access,
-    environment: Mapping[str, str],
-    prompts: bool,
-    announce: Callable[[LiveAddress], None],
+    store: ObjectStore, *, port: int, access: Access, prompts: bool, announce: Callable[[LiveAddress], None]
 ) -> None:
     """Listen on 127.0.0.1, any free port for 0, announce the address once the runs were read, answer until Ctrl-C.
 
@@ -295,11 +279,11 @@ def serve(
     """
     with listen(port, "--port") as listening:
         os.nice(10)
-        pages = LivePages(store, environment, prompts=prompts)
-        server = LocalServer(app=pages.make_app(), listening=listening, access=access)
+        pages = LivePages(store, os.environ, prompts=prompts)
+        server = guarded_server(pages.make_app(), access)
         reading = Thread(target=pages.overview, daemon=True)
         with suppress(KeyboardInterrupt):
             reading.start()
             reading.join(_MOST_READING_SECONDS)
-            announce(LiveAddress(address=server.address(), store=store.url))
-            server.run()
+            announce(LiveAddress(address=address_of(listening, access), store=store.url))
+            server.run([listening])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hmac import compare_digest
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import uvicorn
@@ -18,9 +19,11 @@ from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cairn.storage.stores.regular_file import read_file
+from cairn.reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
+from cairn.storage.stores import object_store, regular_file
 from cairn.tasks.errors import InvalidConfiguration
 
 METRICS = "/metrics"
@@ -65,7 +68,7 @@ def read_access(metrics_token_file: str) -> Access:
     if not metrics_token_file:
         return Access()
     try:
-        token = read_file(metrics_token_file, _MOST_TOKEN_BYTES).decode("ascii").strip()
+        token = regular_file.read_file(metrics_token_file, _MOST_TOKEN_BYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"--metrics-token-file {metrics_token_file}: cannot be read: {error}") from error
     if len(token) < _FEWEST_CHARACTERS or not token.isprintable() or " " in token:
@@ -74,34 +77,22 @@ def read_access(metrics_token_file: str) -> Access:
     return Access(metrics_token=token)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LocalServer:
-    """An application behind a socket that listens on 127.0.0.1, and the tokens that it asks for."""
-
-    app: Starlette
-    listening: socket.socket
-    access: Access
-
-    def address(self, path: str = "/") -> str:
-        """Return an address of the server with the token."""
-        return "http://{}:{}{}?token={}".format(*self.listening.getsockname(), path, self.access.token)
-
-    def run(self) -> None:
-        """Answer until Ctrl-C, or for ever in a thread."""
-        self.guarded().run(sockets=[self.listening])
-
-    def guarded(self) -> uvicorn.Server:
-        """Return the server that answers guarded requests over bounded connections."""
-        self.app.add_middleware(BaseHTTPMiddleware, dispatch=partial(_guard, self.access))
-        bounds: dict[str, Any] = {"timeout_graceful_shutdown": 1, "http": partial(BoundedConnection, {})}
-        config = uvicorn.Config(
-            self.app, log_level="error", access_log=False, lifespan="off", ws="none", proxy_headers=False, **bounds
-        )
-        server = self.app.state.server = uvicorn.Server(config)
-        return server
+def guarded_server(app: Starlette, access: Access) -> uvicorn.Server:
+    """Return the server that answers guarded requests over bounded connections."""
+    app.add_middleware(BaseHTTPMiddleware, dispatch=partial(_guard, access))
+    bounds: dict[str, Any] = {"timeout_graceful_shutdown": 1, "http": partial(BoundedConnection, {})}
+    quiet: dict[str, Any] = {"log_level": "error", "access_log": False}
+    config = uvicorn.Config(app, lifespan="off", ws="none", proxy_headers=False, **quiet, **bounds)
+    server = app.state.server = uvicorn.Server(config)
+    return server
 
 
-class BoundedConnection(asyncio.Protocol):
+def address_of(listening: socket.socket, access: Access, path: str = "/") -> str:
+    """Return an address of the server with its token."""
+    return "http://{}:{}{}?token={}".format(*listening.getsockname(), path, access.token)
+
+
+class BoundedConnection:
     """A connection of uvicorn's that is closed when it takes too long or when too many are open."""
 
     def __init__(self, others: "dict[BoundedConnection, None]", **given: Any) -> None:
@@ -109,15 +100,14 @@ class BoundedConnection(asyncio.Protocol):
         self._others, self._inner = others, H11Protocol(**given)
         self._timers: list[asyncio.TimerHandle] = []
 
-    def is_idle(self) -> bool:
-        """Whether no request is being answered."""
-        return self._inner.cycle is None or self._inner.cycle.response_complete
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # data is received, and writing paused, as by uvicorn's own
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Set the limits, and close the oldest idle connection if there are too many."""
-        assert isinstance(transport, asyncio.Transport)
         if len(self._others) >= MOST_CONNECTIONS:
-            next((one for one in self._others if one.is_idle()), next(iter(self._others))).end()
+            idle = (one for one in self._others if one._inner.cycle is None or one._inner.cycle.response_complete)
+            next(idle, next(iter(self._others))).end()
         self._others[self] = None
         self._inner.connection_made(transport)
         later = asyncio.get_running_loop().call_later
@@ -136,22 +126,23 @@ class BoundedConnection(asyncio.Protocol):
             timer.cancel()
         self._inner.connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        """Hand bytes on."""
-        self._inner.data_received(data)
-
-    def pause_writing(self) -> None:
-        """Let the answer wait for its reader."""
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Go on with the answer."""
-        self._inner.resume_writing()
-
     def _end_without_request(self) -> None:
         first: object = self._inner.cycle
         if first is None:
             self.end()
+
+
+def serve_metrics(store: object_store.ObjectStore, port: int, token_file: str = "") -> str:
+    """Answer scrapes on this port of 127.0.0.1 from a thread of this process; returns the address, with its token."""
+    metrics, access = RunMetrics(store), read_access(token_file)
+
+    def answer(request: Request) -> Response:
+        return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    server = guarded_server(Starlette(routes=[Route(METRICS, answer)]), access)
+    listening = listen(port, "--metrics-port")
+    Thread(target=server.run, args=([listening],), name="metrics", daemon=True).start()
+    return address_of(listening, access, METRICS)
 
 
 def listen(port: int, option: str) -> socket.socket:

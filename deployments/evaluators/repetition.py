@@ -1,7 +1,7 @@
 """How much a model repeats itself, written by it from its own start: an evaluator of one's own in one file.
 
-Gets a model directory in Hugging Face layout, prints one JSON object of numbers. Needs only what Cairn itself needs:
-the directory is read back with safetensors and tokenizers, without `transformers`.
+Gets a model directory in Hugging Face layout, prints one JSON object of numbers. Cairn's own network reads the
+directory back, without `transformers`.
 
 Greedy text of a model that has learned little goes in circles. `distinct_2` is the share of its pairs of tokens that
 are different ones (Li et al. 2016), `loop` the share of tokens that lie in a copy of what stood right before them.
@@ -13,56 +13,25 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.numpy import load_file
+
+from cairn.model.architectures import gpt, hugging_face
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.inference.prediction import Sampling, generate_stream
 
 TOKENS = 128
 TEXTS = 4
 
 
-class DirectoryModel:
-    """GPT-2 as its directory describes it, computed plainly: enough to write a little text."""
-
-    def __init__(self, folder: Path) -> None:
-        self.config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if self.config["model_type"] != "gpt2":
-            sys.exit(f"repetition.py computes GPT-2 alone, and this model is {self.config['model_type']}")
-        self.weights = load_file(folder / "model.safetensors")
-
-    def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the logits after the last of `ids` (T)."""
-        ids = ids[-self.config["n_positions"] :]
-        x = self.weights["transformer.wte.weight"][ids] + self.weights["transformer.wpe.weight"][: len(ids)]
-        for layer in range(self.config["n_layer"]):
-            x = self.block(x, f"transformer.h.{layer}")
-        return self.norm(x[-1:], "transformer.ln_f")[0] @ self.weights["transformer.wte.weight"].T
-
-    def block(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """One block: attention, then the feed-forward net, each beside a residual."""
-        tokens, width = x.shape
-        heads = self.config["n_head"]
-        qkv = self.linear(self.norm(x, f"{name}.ln_1"), f"{name}.attn.c_attn")
-        q, k, v = (part.view(tokens, heads, width // heads).transpose(0, 1) for part in qkv.split(width, dim=1))
-        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.linear(attended.transpose(0, 1).reshape(tokens, width), f"{name}.attn.c_proj")
-        hidden = self.linear(self.norm(x, f"{name}.ln_2"), f"{name}.mlp.c_fc")
-        return x + self.linear(torch.nn.functional.gelu(hidden, approximate="tanh"), f"{name}.mlp.c_proj")
-
-    def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """GPT-2 stores its linear maps transposed."""
-        return x @ self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
-
-    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Layer norm over the width."""
-        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
-        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, self.config["layer_norm_epsilon"])
-
-
-def write_greedily(model: DirectoryModel, begin: int) -> list[int]:
-    """Return the token and the likeliest ones after it."""
-    ids = [begin]
-    for _ in range(TOKENS):
-        ids.append(int(model.logits(torch.tensor(ids)).argmax()))
-    return ids
+def read_network(folder: Path) -> tuple[gpt.GPT, int]:
+    """Return the network of a model directory, and the id with which its texts begin."""
+    document = (folder / "config.json").read_bytes()
+    config = hugging_face.adopt_network(hugging_face.parse_config(document), ModelConfig())
+    vocab_size = config.rows(1)
+    weights = hugging_face.from_hugging_face(load_file(folder / "model.safetensors"), config, vocab_size)
+    network = gpt.GPT(config, vocab_size)
+    network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    return network.eval(), json.loads(document)["eos_token_id"]
 
 
 def loop_share(ids: list[int], longest: int = 16) -> float:
@@ -77,11 +46,11 @@ def loop_share(ids: list[int], longest: int = 16) -> float:
 
 def main() -> None:
     """Print the numbers of the model in the folder that is named last."""
-    model = DirectoryModel(Path(sys.argv[-1]))
-    first = model.logits(torch.tensor([model.config["eos_token_id"]]))
-    begins = first.topk(min(TEXTS, len(first))).indices.tolist()
+    network, start = read_network(Path(sys.argv[-1]))
     with torch.inference_mode():
-        texts = [write_greedily(model, begin) for begin in begins]
+        first = network(torch.tensor([[start]]))[0, -1]
+    begins, likeliest = first.topk(min(TEXTS, len(first))).indices.tolist(), Sampling(temperature=0)
+    texts = [[it, *generate_stream(network, [it], new_tokens=TOKENS, sampling=likeliest)] for it in begins]
     pairs = [set(pairwise(ids)) for ids in texts]
     numbers = {
         "distinct_2": sum(len(found) for found in pairs) / sum(len(ids) - 1 for ids in texts),

@@ -9,7 +9,7 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from cairn.cli.app import RECORDS, find_record, read_examples
+from cairn.cli.app import find_record, list_records, read_examples
 from cairn.cli.command import app
 from cairn.reports.queries.run_tables import ROWS, columns
 from cairn.storage.logs.log_entry import Entry
@@ -54,7 +54,7 @@ sorted keys. JSON and SHA-256 are enough to check it:
 
 def reference_pages() -> Mapping[str, str]:
     """Return the text of each page by its file name."""
-    printed = {f"cairn {line}": _printed(line) for line in RECORDS}
+    printed = {f"cairn {line}": _printed(line) for line in list_records()}
     entries = {"every entry": Entry, **RUN_KINDS, **MODEL_KINDS}
     pages = {
         "commands": _commands(),

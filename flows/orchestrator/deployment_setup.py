@@ -8,20 +8,14 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from uuid import UUID
 
-import yaml
-from prefect import Flow
+from prefect import Flow, exceptions
 from prefect.client.orchestration import PrefectClient
-from prefect.client.schemas.actions import DeploymentUpdate, VariableCreate, VariableUpdate
-from prefect.client.schemas.objects import ConcurrencyOptions
-from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas import actions, objects, responses
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, construct_schedule
 from prefect.events import DeploymentTriggerTypes
-from prefect.events.schemas.automations import Automation, AutomationCore
-from prefect.exceptions import ObjectNotFound
+from prefect.events.schemas.automations import AutomationCore
 from prefect.utilities.callables import parameter_schema
 from pydantic import TypeAdapter
 
@@ -64,39 +58,46 @@ async def read_deployed(client: PrefectClient, name: str) -> dict[str, str]:
 async def remember_deployed(client: PrefectClient, name: str, wanted: Mapping[str, Any]) -> None:
     """Keep the digests of what is deployed now."""
     if await client.read_variable_by_name(name) is None:
-        await client.create_variable(VariableCreate(name=name, value=digests(wanted), tags=["cairn"]))
+        await client.create_variable(actions.VariableCreate(name=name, value=digests(wanted), tags=["cairn"]))
     else:
-        await client.update_variable(VariableUpdate(name=name, value=digests(wanted)))
+        await client.update_variable(actions.VariableUpdate(name=name, value=digests(wanted)))
 
 
-async def deploy_all(client: PrefectClient, prefect_file: Path) -> Sequence[str]:
-    """Register what the file has; return what was changed, and what stays as a person has set it."""
-    items = yaml.safe_load(prefect_file.read_text(encoding="utf-8"))["deployments"]
-    return [line for item in items for line in await _deploy(client, item)]
-
-
-async def _deploy(client: PrefectClient, item: Mapping[str, Any]) -> Sequence[str]:
+async def deploy(client: PrefectClient, item: Mapping[str, Any]) -> Sequence[str]:
+    """Register a deployment of the file; return what was changed, and what stays as a person has set it."""
     module, _, attribute = item["entrypoint"].rpartition(".")
     flow: Flow[..., Any] = getattr(importlib.import_module(module), attribute)
     name, wanted, said = f"{flow.name}/{item['name']}", _wanted_settings(item, flow), list[str]()
     try:
         deployment = await client.read_deployment_by_name(name)
-    except ObjectNotFound:
+    except exceptions.ObjectNotFound:
         fields, flow_id = _fields(compare({}, {}, wanted), wanted, {}), await client.create_flow(flow)
         made = await client.create_deployment(flow_id, item["name"], **fields)
         deployment = await client.read_deployment(made)
         said.append(f"deployment {name}: made")
-    automations = _wanted_automations(item, deployment.id)
-    present = await _read_automations(client, deployment.id)
+    automations = dict[str, AutomationCore]()
+    for given in item.get("triggers", ()):
+        trigger = _TRIGGER.validate_python(dict(given))
+        trigger.set_deployment_id(deployment.id)
+        automations[f"{_AUTOMATION}{trigger.name}"] = trigger.as_automation()
+    related = await client.read_resource_related_automations(f"prefect.deployment.{deployment.id}")
+    present = {f"{_AUTOMATION}{automation.name}": automation for automation in related}
     wanted |= {key: _comparable(automation) for key, automation in automations.items()}
     found = _found_settings(deployment) | {key: _comparable(automation) for key, automation in present.items()}
     variable = f"cairn_deployed_{deployment.id.hex}"
     changes = compare(await read_deployed(client, variable), found, wanted)
     if fields := _fields(changes, wanted, deployment.parameters):
-        await client.update_deployment(deployment.id, DeploymentUpdate(**fields))
+        await client.update_deployment(deployment.id, actions.DeploymentUpdate(**fields))
     changed = changes.written | changes.removed
     for key in changed & (automations.keys() | present.keys()):
-        await _replace_automation(client, present.get(key), automations.get(key))
+        old, new = present.get(key), automations.get(key)
+        if new is None:
+            await client.delete_automation(present[key].id)
+        elif old is None:
+            await client.create_automation(new)
+        else:
+            written = new.model_dump(exclude={"owner_resource"}) | {"enabled": old.enabled}
+            await client.update_automation(old.id, AutomationCore.model_validate(written))
     await remember_deployed(client, variable, wanted)
     if changed and not said:
         said.append(f"deployment {name}: changed by the code: {', '.join(sorted(changed))}")
@@ -118,13 +119,13 @@ def _wanted_settings(item: Mapping[str, Any], flow: Flow[..., Any]) -> dict[str,
         "work_queue_name": pool["work_queue_name"],
         "job_variables": pool.get("job_variables", {}),
         "concurrency_limit": limit.pop("limit", None),
-        "concurrency_options": ConcurrencyOptions(**limit).model_dump(mode="json") if limit else None,
+        "concurrency_options": objects.ConcurrencyOptions(**limit).model_dump(mode="json") if limit else None,
         "schedules": schedules,
         "paused": False,
     }
 
 
-def _found_settings(deployment: DeploymentResponse) -> dict[str, Any]:
+def _found_settings(deployment: responses.DeploymentResponse) -> dict[str, Any]:
     limit, options = deployment.global_concurrency_limit, deployment.concurrency_options
     same = ("description", "tags", "work_pool_name", "work_queue_name", "job_variables", "paused", *_OF_THE_CODE)
     return {
@@ -153,30 +154,8 @@ def _fields(changes: Changes, wanted: Mapping[str, Any], before: Mapping[str, An
     return written | ({"parameters": parameters} if parameters != before else {})
 
 
-def _wanted_automations(item: Mapping[str, Any], deployment_id: UUID) -> dict[str, AutomationCore]:
-    triggers = [_TRIGGER.validate_python(dict(given)) for given in item.get("triggers", ())]
-    for trigger in triggers:
-        trigger.set_deployment_id(deployment_id)
-    return {f"{_AUTOMATION}{trigger.name}": trigger.as_automation() for trigger in triggers}
-
-
-async def _read_automations(client: PrefectClient, deployment_id: UUID) -> dict[str, Automation]:
-    found = await client.read_resource_related_automations(f"prefect.deployment.{deployment_id}")
-    return {f"{_AUTOMATION}{automation.name}": automation for automation in found}
-
-
 def _comparable(automation: AutomationCore) -> object:
     """Return what the code says of an automation: not whether it is switched on."""
     said = automation.model_dump(mode="json", include={"description", "trigger", "actions"})
     said["trigger"].pop("id", None)
     return said
-
-
-async def _replace_automation(client: PrefectClient, found: Automation | None, wanted: AutomationCore | None) -> None:
-    if wanted is None and found is not None:
-        await client.delete_automation(found.id)
-    elif wanted is not None and found is None:
-        await client.create_automation(wanted)
-    elif wanted is not None and found is not None:
-        changed = wanted.model_dump(exclude={"owner_resource"}) | {"enabled": found.enabled}
-        await client.update_automation(found.id, AutomationCore.model_validate(changed))

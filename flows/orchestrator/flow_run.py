@@ -9,28 +9,27 @@ a tag and in an event. A flow that no deployment has begun raises its expected e
 their traceback in both.
 """
 
-import functools
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial, wraps
 from queue import SimpleQueue
 from typing import Any, ParamSpec
 from uuid import UUID
 
 from httpx import TransportError
-from prefect import Flow, State, Task, get_client, get_run_logger, runtime, states
+from prefect import Flow, State, Task, exceptions, get_client, get_run_logger, runtime, states
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import LogCreate
-from prefect.client.schemas.objects import TaskRunResult
-from prefect.exceptions import Abort, PrefectHTTPStatusError
+from prefect.client.schemas import actions, objects
 
 from cairn.flows.errors import EXPECTED_ERRORS
-from cairn.flows.orchestrator import flow_run_tags, prefect_server, session_server
+from cairn.flows.orchestrator import flow_run_tags, prefect_server
+from cairn.flows.orchestrator.session_server import SessionServer
 from cairn.tasks.attempt import preemption_notice, shutdown_signal
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
@@ -49,12 +48,7 @@ _STATES: Mapping[str, Callable[..., State[Any]]] = {
     FlowOutcome.FENCED: states.Cancelled,
     "live-owner": states.Cancelled,
 }
-_CONTINUED: frozenset[str] = frozenset(
-    {
-        *(FlowOutcome.COMPLETED, FlowOutcome.PREEMPTED, FlowOutcome.PAUSED),
-        *(FlowOutcome.FENCED, FlowOutcome.TRAINED_ELSEWHERE, "live-owner"),
-    }
-)
+_CONTINUED = {*_STATES, FlowOutcome.TRAINED_ELSEWHERE} - {FlowOutcome.INTERRUPTED, FlowOutcome.CANCELLED}
 """Ends after which no person has to start anything."""
 _RUNNING: Callable[..., State[Any]] = states.Running
 Request = Callable[[SyncPrefectClient, UUID], object]
@@ -80,66 +74,47 @@ class FlowRun:
         self.id, self.parameters, self.echo = flow_run_id, parameters or {}, echo
         self.keeps_name = False  # a person has named it
         self.is_expected = is_expected or flow_run_id is not None
-        self.is_wanted, self._is_settled = threading.Event(), threading.Event()
+        self.wanted = threading.Event()
+        """Set by the first step of the run, or its end: the witness begins."""
+        self.settled = threading.Event()
+        """Set once it is known whether there is one."""
         if flow_run_id is not None or not is_expected:
-            self._is_settled.set()
-
-    def want(self) -> None:
-        """Have the witness begin: the run has done its first step, or its end."""
-        self.is_wanted.set()
+            self.settled.set()
 
     def settle(self, flow_run_id: str | None) -> None:
         """Record the id, or that there will be none; the first answer stays."""
-        if not self._is_settled.is_set():
+        if not self.settled.is_set():
             self.id = flow_run_id
-            self._is_settled.set()
-        self.is_wanted.set()
+            self.settled.set()
+        self.wanted.set()
 
     def wait_id(self, timeout_seconds: float | None = None) -> UUID | None:
         """Wait until the id is known and return it; None if there is none by then."""
-        self._is_settled.wait(timeout_seconds)
+        self.settled.wait(timeout_seconds)
         return UUID(self.id) if self.id else None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it is known whether there is one."""
-        return self._is_settled.is_set()
 
 
 class Witness:
     """Writes a run's steps, lines and end to the Prefect server, in the order in which they happened."""
 
-    def __init__(
-        self,
-        flow: Flow[Any, Any],
-        name: str,
-        parameters: Mapping[str, Any],
-        server: session_server.SessionServer,
-        *,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, flow: Flow[Any, Any], name: str, parameters: Mapping[str, Any], server: SessionServer) -> None:
         """Begin to wait for the first step; the flow run will have this name and these parameters."""
         self.flow_run = FlowRun(parameters=parameters, echo=self._log, is_expected=True)
-        self._flow, self.name, self._server, self._say = flow, name, server, say
+        self._flow, self.name, self._server = flow, name, server
         self._requests = SimpleQueue[Request | None]()
         self._is_over = self._is_away = False
         self._thread = threading.Thread(target=self._show, name="witness", daemon=True)
         self._thread.start()
 
     @contextmanager
-    def showing(
-        self, task: Task[..., Any], name: str, task_run_id: UUID, after: Sequence[UUID]
-    ) -> Iterator[list[State[Any]]]:
+    def showing(self, task: Task[..., Any], name: str, own_id: UUID, after: list[UUID]) -> Iterator[list[State[Any]]]:
         """Show a step as a task run after others; the block adds the step's last state to the list."""
         ended = list[State[Any]]()
 
         def begin(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            key, state = str(task_run_id), _RUNNING()
-            inputs: Any = {"wait_for": [TaskRunResult(id=before) for before in after]}
-            client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=state, task_inputs=inputs)
-
-        def end(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            client.set_task_run_state(task_run_id, ended[-1], force=True)
+            key, state = str(own_id), _RUNNING()
+            inputs: Any = {"wait_for": [objects.TaskRunResult(id=before) for before in after]}
+            client.create_task_run(task, flow_run_id, key, id=own_id, name=name, state=state, task_inputs=inputs)
 
         self._ask(begin)
         try:
@@ -148,16 +123,16 @@ class Witness:
             ended.append(states.Failed(message=f"{type(error).__name__}: {error}"))
             raise
         finally:
-            self._ask(end)
+            self._ask(lambda client, _: client.set_task_run_state(own_id, ended[-1], force=True))
 
     def finish(self, end: FlowEnd, *, at_once: bool) -> None:
         """Show how the run ended, with its reason as a tag; `at_once` waits for no server: the process has to leave."""
         if at_once:
             self.flow_run.settle(None)
-        self.flow_run.want()
+        self.flow_run.wanted.set()
 
         def show(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            with suppress(PrefectHTTPStatusError):
+            with suppress(exceptions.PrefectHTTPStatusError):
                 flow_run_tags.set_tags(client, client.read_flow_run(flow_run_id), (f"reason:{end.reason}",))
             client.set_flow_run_state(flow_run_id, shown_state(end), force=True)
 
@@ -168,12 +143,8 @@ class Witness:
 
     def _log(self, message: str) -> None:
         at: Any = datetime.now(UTC)
-
-        def write(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            line = LogCreate(name="cairn", level=20, message=message, timestamp=at, flow_run_id=flow_run_id)
-            client.create_logs([line])
-
-        self._ask(write)
+        line = partial(actions.LogCreate, name="cairn", level=20, message=message, timestamp=at)
+        self._ask(lambda client, flow_run_id: client.create_logs([line(flow_run_id=flow_run_id)]))
 
     def _ask(self, request: Request) -> None:
         if not self._is_over and self._requests.qsize() < _QUEUED:
@@ -181,8 +152,9 @@ class Witness:
 
     def _show(self) -> None:
         try:
-            self.flow_run.is_wanted.wait()
-            if self.flow_run.is_settled or not self._server.wait_ready() or self.flow_run.is_settled:
+            self.flow_run.wanted.wait()
+            is_settled = self.flow_run.settled.is_set
+            if is_settled() or not self._server.wait_ready() or is_settled():
                 return
             with suppress(Exception), get_client(sync_client=True) as client:  # whatever Prefect does, the run goes on
                 given = dict(self.flow_run.parameters)
@@ -194,7 +166,7 @@ class Witness:
                         request(client, made.id)
                     except TransportError:
                         if not (self._is_away or self._server.is_lost):
-                            self._say("Prefect does not answer: this run goes on, and its pages miss some of it")
+                            self._server.say("Prefect does not answer: this run goes on, and its pages miss some of it")
                         self._is_away = True
                     except Exception:  # an API that fails costs this line
                         pass
@@ -290,7 +262,7 @@ def reason_of(error: BaseException) -> str:
 def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
     """Turn how the body ended, or its expected error, into the flow run's last state."""
 
-    @functools.wraps(body)
+    @wraps(body)
     def wrapper(*arguments: P.args, **keywords: P.kwargs) -> State[None]:
         is_deployed = runtime.deployment.get_id() is not None
         logging.getLogger("prefect.task_runs").setLevel(logging.CRITICAL)  # a line without a name for each
@@ -315,7 +287,7 @@ def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
                 _set_last_state(client, UUID(flow_run_id), end.reason, state)
                 logger.log(logging.ERROR if state.is_failed() else logging.WARNING, "%s", state.message)
                 logging.getLogger("prefect.flow_runs").setLevel(logging.CRITICAL)
-                raise Abort(state.message)
+                raise exceptions.Abort(state.message)
         return state
 
     return wrapper

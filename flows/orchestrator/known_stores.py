@@ -5,14 +5,12 @@ forgets one until a run of it is started again.
 """
 
 import os
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 from uuid import UUID
 
-from prefect import get_client, runtime
+from prefect import exceptions, get_client, runtime
 from prefect.client.schemas.actions import VariableCreate, VariableUpdate
-from prefect.exceptions import ObjectAlreadyExists
 
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.flows.orchestrator.server_setup import take_credentials
@@ -36,13 +34,13 @@ def record_store(url: str, run_id: str, credentials: str, say: Callable[[str], N
             kept = {"store": url, "store_credentials": credentials}
             try:
                 client.create_variable(VariableCreate(name=name, value=kept))
-            except ObjectAlreadyExists:
+            except exceptions.ObjectAlreadyExists:
                 client.update_variable(VariableUpdate(name=name, value=kept))
     except Exception as error:  # whatever the API does, the run is trained
         say(f"store {url} is not on record in Prefect, where watch-runs and sweep-checkpoints look for it: {error}")
 
 
-def visit_stores(given: str, credentials: str, act: Callable[[str], T], say: Callable[[str], None]) -> list[T]:
+def visit_stores(given: str, credentials: str, do: Callable[[str], Iterable[T]], say: Callable[[str], None]) -> list[T]:
     """Act on the given store, or without one on this worker's own and all on record; raises the first error at the end.
 
     The environment has the credentials of the store that is visited.
@@ -54,27 +52,19 @@ def visit_stores(given: str, credentials: str, act: Callable[[str], T], say: Cal
                 if variable.name.startswith(_PREFIX) and isinstance(variable.value, dict):
                     kept = variable.value
                     stores.setdefault(str(kept["store"]), (variable.name, str(kept["store_credentials"])))
-    first: Exception | None = None
+    first, before = None, {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
     for url, (name, named) in stores.items():
         try:
-            with _using_credentials(named, os.environ):
-                results.append(act(url))
+            take_credentials(named, os.environ)
+            results.extend(do(url))
         except EXPECTED_ERRORS as error:
             first = first or error
             if name:
                 say(f"store {url}: {error}; `prefect variable unset {name}` forgets this store")
+        finally:
+            for changed in [key for key in os.environ if key.startswith("AWS_")]:
+                del os.environ[changed]
+            os.environ.update(before)
     if first is not None:
         raise first
     return results
-
-
-@contextmanager
-def _using_credentials(name: str, environment: MutableMapping[str, str]) -> Iterator[None]:
-    before = {variable: value for variable, value in environment.items() if variable.startswith("AWS_")}
-    try:
-        take_credentials(name, environment)
-        yield
-    finally:
-        for variable in [variable for variable in environment if variable.startswith("AWS_")]:
-            del environment[variable]
-        environment.update(before)

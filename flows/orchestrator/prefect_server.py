@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-import uuid
+import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -47,36 +47,6 @@ _OPERATORS = (
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD",
 )
 """The settings that `make up` takes from its operator's environment."""
-_SERVER = {
-    "DO_NOT_TRACK": "1",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-    # Events are most of the database: after three days they are deleted.
-    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P3D",
-}
-_TEMPORARY = {
-    "PREFECT_UI_ENABLED": "0",
-    "PREFECT__SERVER_EPHEMERAL": "1",
-    "PREFECT__SERVER_FINAL": "1",
-    # The catalogue of block types is only for the UI, and takes a second.
-    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
-    # Only to remember the catalogue it would import every library for Prefect that is installed.
-    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
-    # What `make up` has deployed waits for `make up`: no automation, no schedule.
-    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false",
-    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
-    # It may drop events of its own log, with a traceback for each.
-    "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
-}
-_UP = {
-    # The page asks the server that it came from, also through an ssh tunnel to another port.
-    "PREFECT_SERVER_UI_API_URL": "/api",
-    # Leases kept in memory would be lost when the server restarts.
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-    # What changes something needs a token that must be asked for first.
-    "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
-}
 
 
 class ServerHome:
@@ -111,7 +81,7 @@ class ServerHome:
         variables = {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": password}
         variables |= {_EPHEMERAL: api_url} if is_ephemeral else {}
         words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-        beside = self.folder / f".{uuid.uuid4().hex}"
+        beside = self.folder / f".{secrets.token_hex(16)}"
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as written:
             written.write(f"export {' '.join(words)}\n")
         beside.replace(self.address_file)
@@ -143,17 +113,21 @@ def new_password() -> str:
     return f"cairn:{secrets.token_urlsafe(24)}"
 
 
-def _server_environment(environment: Mapping[str, str], home: ServerHome, password: str, origin: str) -> dict[str, str]:
-    """Return an environment with none of the caller's Prefect settings, proxies or certificates."""
+def _server_environment(
+    kind: str, environment: Mapping[str, str], home: ServerHome, password: str, origin: str
+) -> dict[str, str]:
+    """Return a kind of server's environment, with none of the caller's Prefect settings, proxies or certificates."""
+    settings = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     kept = {name: value for name, value in environment.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
     return {
         "HOME": str(home.folder),
         **kept,
-        **_SERVER,
+        **settings["server"],
         "PREFECT_HOME": str(home.folder),
         "PREFECT_PROFILES_PATH": str(home.folder / "profiles.toml"),
         "PREFECT_SERVER_API_AUTH_STRING": password,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origin,
+        **settings[kind],
     }
 
 
@@ -173,7 +147,7 @@ class TemporaryServer:
         """Start the process, which alone keeps socket and lock; it ignores what a terminal sends to a whole job."""
         given, folder = (self._listening.fileno(), self._serving), str(self._home.folder)
         # No page may read an answer: an address with a path is nobody's origin.
-        settled = _server_environment(environment, self._home, self._password, origin=self._url) | _TEMPORARY
+        settled = _server_environment("temporary", environment, self._home, self._password, origin=self._url)
         command = [sys.executable, "-P", "-m", "cairn.flows.orchestrator.prefect_server", folder, *map(str, given)]
         try:
             with self.log.open("wb") as log:  # the tracebacks of its libraries are hundreds of lines
@@ -206,7 +180,7 @@ class TemporaryServer:
 def up_environment(environment: Mapping[str, str], home: ServerHome, port: int) -> dict[str, str]:
     """Return the environment of the server of `make up`, with the settings that its operator may make."""
     operators = {name: value for name, value in environment.items() if value and name.startswith(_OPERATORS)}
-    return _server_environment(environment, home, new_password(), f"http://127.0.0.1:{port}") | _UP | operators
+    return _server_environment("up", environment, home, new_password(), f"http://127.0.0.1:{port}") | operators
 
 
 def guard(app: "ASGIApp") -> "ASGIApp":
@@ -288,7 +262,16 @@ def _end_when_unused(home: ServerHome, served: "list[Server]") -> None:
 
 def serve_up(home: ServerHome, port: int) -> None:
     """Serve the home on this port until SIGTERM; a temporary server that serves it is asked to end first."""
-    if (lock := _take_over(home)) is None:
+    lock = home.lock_serving()
+    if lock is None:
+        home.handover_file.touch()
+        try:
+            until = time.monotonic() + _HANDOVER_SECONDS
+            while (lock := home.lock_serving()) is None and time.monotonic() < until:
+                time.sleep(_POLL_SECONDS)
+        finally:
+            home.handover_file.unlink(missing_ok=True)
+    if lock is None:
         sys.exit(f"{home.folder} is served by another `make up` or machine; CAIRN_CACHE=FOLDER names another home")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn gives the signal on when it has ended
     listening = socket.create_server(("127.0.0.1", port))
@@ -303,19 +286,6 @@ def serve_up(home: ServerHome, port: int) -> None:
     finally:
         home.address_file.unlink(missing_ok=True)
         os.close(lock)
-
-
-def _take_over(home: ServerHome) -> int | None:
-    if (lock := home.lock_serving()) is not None:
-        return lock
-    home.handover_file.touch()
-    try:
-        until = time.monotonic() + _HANDOVER_SECONDS
-        while (lock := home.lock_serving()) is None and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
-        return lock
-    finally:
-        home.handover_file.unlink(missing_ok=True)
 
 
 def main() -> None:

@@ -15,16 +15,14 @@ import sys
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from http.client import HTTPException
 from importlib import metadata, util
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cairn.storage.stores.child_process import hide_memory
-from cairn.storage.stores.redaction import find_http_problem
-from cairn.storage.stores.regular_file import read_file
+from cairn.storage.stores import child_process, redaction, regular_file
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine import http_request, placement
 from cairn.tasks.text.format import one_line
@@ -147,28 +145,21 @@ def _read_settings() -> None:
     # Prefect has no setting for it, and reads its settings while it is imported; nothing else here uses this library.
     DotEnvSettingsSource._read_env_files = lambda self: {}  # type: ignore[method-assign]
     ConfigFileSourceMixin._read_files = lambda self, files, deep_merge=False: {}  # type: ignore[method-assign]
-    with _only_readable_certificates():
+    certificates = os.environ.get("SSL_CERT_FILE")
+    try:
+        if certificates:
+            ssl.create_default_context(cafile=certificates)
+        certificates = None
+    except OSError:  # one that cannot be read is hidden: Prefect makes an HTTPS client while it is imported
+        del os.environ["SSL_CERT_FILE"]
+    try:
         import prefect.main  # noqa: F401 (sets its log up)
         from prefect.context import refresh_global_settings_context
 
         refresh_global_settings_context()
-
-
-@contextmanager
-def _only_readable_certificates() -> Iterator[None]:
-    """Hide a certificate file that cannot be read: Prefect makes an HTTPS client while it is imported."""
-    path = os.environ.get("SSL_CERT_FILE")
-    try:
-        if path:
-            ssl.create_default_context(cafile=path)
-        path = None
-    except OSError:
-        del os.environ["SSL_CERT_FILE"]
-    try:
-        yield
     finally:
-        if path:
-            os.environ["SSL_CERT_FILE"] = path
+        if certificates:
+            os.environ["SSL_CERT_FILE"] = certificates
 
 
 def server_address(environment: Mapping[str, str]) -> str:
@@ -176,7 +167,7 @@ def server_address(environment: Mapping[str, str]) -> str:
     address = environment.get("PREFECT_API_URL", "")
     if not address:
         return ""
-    if problem := find_http_problem(address, instead="PREFECT_API_AUTH_STRING as user:password"):
+    if problem := redaction.find_http_problem(address, instead="PREFECT_API_AUTH_STRING as user:password"):
         raise InvalidConfiguration(f"PREFECT_API_URL: the address {problem}; rule: http(s)://host:port/api")
     return address
 
@@ -225,7 +216,7 @@ def _read_profile(environment: Mapping[str, str], say: Callable[[str], None]) ->
     home = environment.get("PREFECT_HOME") or "~/.prefect"
     path = Path(os.path.expanduser(environment.get("PREFECT_PROFILES_PATH") or f"{home}/profiles.toml"))
     try:
-        read = tomllib.loads(read_file(path).decode()) if path.exists() else {}
+        read = tomllib.loads(regular_file.read_file(path).decode()) if path.exists() else {}
         profiles = {"local": {"PREFECT_API_URL": "http://127.0.0.1:4200/api"}, **read.get("profiles", {})}
         return dict(profiles.get(environment.get("PREFECT_PROFILE") or read.get("active", ""), {}))
     except (OSError, ValueError, AttributeError, RuntimeError) as error:
@@ -235,7 +226,7 @@ def _read_profile(environment: Mapping[str, str], say: Callable[[str], None]) ->
 
 def main() -> None:
     """Run the module that the first argument names, `prefect` for its command, settled as Cairn's own commands are."""
-    hide_memory()
+    child_process.hide_memory()
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     if sys.argv[1] == "prefect.engine":  # a flow run: it has the environment that its worker was given
         os.setpgrp()  # what its worker's terminal sends is the worker's

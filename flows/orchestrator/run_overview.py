@@ -6,6 +6,7 @@ asks the API for a concurrency slot before it starts a tagged task.
 
 import base64
 import json
+import math
 import re
 import threading
 import time
@@ -17,12 +18,11 @@ from typing import Any
 from urllib.parse import quote
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from prefect import State, get_client, states
+from prefect import State, exceptions, get_client, states
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas import filters
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.events import emit_event
-from prefect.exceptions import ObjectNotFound
 
 from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.reports.plots.run_curves import ReadSteps, describe_run, gather_curves
@@ -31,8 +31,7 @@ from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluat
 from cairn.reports.text import display_tables as tables
 from cairn.storage.logs import run_log, run_state, step_log
 from cairn.storage.stores import codec, object_store
-from cairn.tasks.configuration.addresses import name_store
-from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.configuration import addresses, settings
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.text.format import format_duration, format_money
@@ -71,7 +70,7 @@ class EvaluationForm:
 
 def find_evaluation_form(client: SyncPrefectClient, given: Mapping[str, Any]) -> EvaluationForm | None:
     """Return the form for a flow run's parameters, None where it is not registered; raises the API's other errors."""
-    with suppress(ObjectNotFound):
+    with suppress(exceptions.ObjectNotFound):
         deployment_id = client.read_deployment_by_name("evaluate-promoted/evaluate-promoted").id
         suites = tuple(sorted(Path("deployments/suites").glob("*.toml")))
         kept = {name: given[name] for name in ("store", "store_credentials") if given.get(name)}
@@ -83,8 +82,19 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
     """Return the page: what a person is asked, how the run stands, the curve, the tables, and links."""
     status = run_status.make_status(log, beat := run_lookup.read_beat(log))
     attempted = receipts.read_receipts(log, beat)
-    parts = [f"# {tables.markdown_text(log.run_id)}", question, _headline(log, status, attempted), curve]
-    parts = [part for part in parts if part]
+    ended = log.state.attempts[-1].ended if log.state.attempts and not log.state.finished else None
+    step, why = (ended.last_step, f": {ended.reason}") if ended else (status.step, "")
+    stands = f"{'failed' if status.state == run_status.RunPhase.STOPPED else status.state}{why}"
+    spent = sum(item.gpu_seconds or 0.0 for item in attempted)
+    wasted = sum(item.wasted_gpu_seconds or 0.0 for item in attempted)
+    document = run_lookup.configuration_document(log.state)
+    price = codec.stored_value(document, "cost", "gpu_hour_price", float)
+    currency = codec.stored_value(document, "cost", "currency", str)
+    money = "" if price is None else format_money(spent / 3600 * price, currency or "")
+    costs = (format_duration(spent), money, f"{100 * wasted / spent:.0f} % lost" if spent else "")
+    said = (", ".join(filter(None, costs)), status.next)
+    headline = " · ".join([f"**{stands} at {step:,}/{status.total_steps:,}**", *map(tables.markdown_text, said)])
+    parts = [part for part in (f"# {tables.markdown_text(log.run_id)}", question, headline, curve) if part]
     parts.append(f"## Attempts\n\n{_narrow(tables.receipts_table(attempted[::-1]), _OF_ATTEMPTS)}")
     if touched := {reason: budget for reason, budget in status.budgets.items() if budget.spent_total}:
         parts.append(f"## Budgets\n\n{tables.markdown_table(tables.budgets_table(touched))}")
@@ -95,9 +105,9 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
         parts += ["\n".join(f"- {tables.markdown_text(why)}" for why in failed)] if failed else []
         if older := len(evaluations) - len(newest):
             parts.append(f"and {older:,} older ones: `cairn evaluations`")
-        measured = [item for item in evaluations if METRIC in item.metrics]
+        measured = [item for item in evaluations if settings.METRIC in item.metrics]
         if form is not None and measured:
-            best = min(measured, key=lambda item: item.metrics[METRIC])
+            best = min(measured, key=lambda item: item.metrics[settings.METRIC])
             parts.append(form.links(f"{log.run_id}@{best.step}"))
     attempts: dict[str, list[str]] = {}
     for attempt in log.state.attempts:
@@ -106,24 +116,7 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
     if len(attempts) > 1:
         links = (f"- [attempt {', '.join(own)}](../../runs/flow-run/{name})" for name, own in attempts.items())
         parts.append("\n".join(("## Flow runs\n", *links)))
-    return name_store("\n\n".join(parts), log.store.url, {})  # it is read on another machine
-
-
-def _headline(log: run_log.RunLog, status: run_status.RunStatus, attempted: Sequence[receipts.Receipt]) -> str:
-    """Return how the run stands, why, how far of how many steps, at what cost, and what comes next."""
-    is_stopped = status.state == run_status.RunPhase.STOPPED
-    ended = log.state.attempts[-1].ended if log.state.attempts and not log.state.finished else None
-    step, why = (ended.last_step, f": {ended.reason}") if ended else (status.step, "")
-    seconds = {name: sum(getattr(item, name) or 0.0 for item in attempted) for name in receipts.SECONDS}
-    spent, wasted = seconds["gpu_seconds"], seconds["wasted_gpu_seconds"]
-    document = run_lookup.configuration_document(log.state)
-    price = codec.stored_value(document, "cost", "gpu_hour_price", float)
-    currency = codec.stored_value(document, "cost", "currency", str)
-    money = "" if price is None else format_money(spent / 3600 * price, currency or "")
-    costs = (format_duration(spent), money, f"{100 * wasted / spent:.0f} % lost" if spent else "")
-    stands = f"{'failed' if is_stopped else status.state}{why}"
-    parts = (f"**{stands} at {step:,}/{status.total_steps:,}**", ", ".join(filter(None, costs)), status.next)
-    return " · ".join(part if part.startswith("**") else tables.markdown_text(part) for part in parts)
+    return addresses.name_store("\n\n".join(parts), log.store.url, {})  # it is read on another machine
 
 
 def evaluation_markdown(view: EvaluationComparison, words: str, form: EvaluationForm | None) -> str:
@@ -153,30 +146,20 @@ def _narrow(table: tables.Table, columns: Sequence[str]) -> str:
     return tables.markdown_table(replace(table, columns=tuple(table.columns[number] for number in kept), rows=rows))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing:
-    """When a plot was drawn on the monotonic clock, how long it took, and how many attempts had ended."""
+def drawing_pause(cost_seconds: float, *, age_seconds: float, has_news: bool) -> float:
+    """Return how long a plot that took `cost_seconds` stands, `age_seconds` after the flow began.
 
-    at_seconds: float
-    cost_seconds: float
-    ended_attempts: int
-
-
-def is_due(before: Drawing | None, *, now_seconds: float, age_seconds: float, ended_attempts: int) -> bool:
-    """Return whether to draw again `age_seconds` after the flow began; the end of an attempt makes it due sooner."""
-    if before is None:
-        return True
-    wait = max(_LEAST_SECONDS, _PAUSE_PER_COST * before.cost_seconds)
-    if ended_attempts == before.ended_attempts:
-        wait = max(wait, _SHARE_OF_AGE * age_seconds)
-    return now_seconds - before.at_seconds >= wait
+    An attempt's end since then is news, which makes the next one due sooner.
+    """
+    least = max(_LEAST_SECONDS, _PAUSE_PER_COST * cost_seconds)
+    return least if has_news else max(least, _SHARE_OF_AGE * age_seconds)
 
 
-def curve_markdown(log: run_log.RunLog, read: ReadSteps = step_log.read_step_records) -> str | None:
-    """Return the plot, as Markdown with the PNG inside, and a line about the run; None before the first step."""
+def curve_markdown(log: run_log.RunLog, read: ReadSteps = step_log.read_step_records) -> str:
+    """Return the plot, as Markdown with the PNG inside, and a line about the run; empty before the first step."""
     curves = gather_curves(log, read=read)
     if not curves.points:
-        return None
+        return ""
     from cairn.reports.plots.curve_plot import draw_run  # numpy and matplotlib: only where something is drawn
 
     image = base64.b64encode(draw_run(curves, width_px=900, height_px=600)).decode()
@@ -190,7 +173,7 @@ class RunOverview:
         self._log, self._flow_run = log, flow_run
         self._began = time.monotonic()
         self._told = {attempt.started.attempt for attempt in log.state.attempts if attempt.ended is not None}
-        self._drawn: Drawing | None = None
+        self._drawn_at, self._drawing_seconds, self._drawn_ends = -math.inf, 0.0, 0
         self._curve = self._shown = self._name = ""
         self.question = ""  # that a person is asked
         self._artifact_id: UUID | None = None
@@ -208,7 +191,7 @@ class RunOverview:
             try:
                 yield
             finally:
-                self._flow_run.want()
+                self._flow_run.wanted.set()
 
     def _publish_all(self, stop: threading.Event) -> None:
         if (flow_run_id := self._flow_run.wait_id()) is None:
@@ -230,11 +213,11 @@ class RunOverview:
             client.update_flow_run(flow_run_id, name=name)
             self._name = name
         now, ended = time.monotonic(), sum(attempt.ended is not None for attempt in self._log.state.attempts)
-        is_curve_due = is_due(self._drawn, now_seconds=now, age_seconds=now - self._began, ended_attempts=ended)
-        if (is_last or is_curve_due) and (markdown := curve_markdown(self._log, self._read_steps)) is not None:
-            drawn_at = time.monotonic()
-            self._drawn = Drawing(at_seconds=drawn_at, cost_seconds=drawn_at - now, ended_attempts=ended)
-            self._curve = markdown
+        age, has_news = now - self._began, ended != self._drawn_ends
+        pause = drawing_pause(self._drawing_seconds, age_seconds=age, has_news=has_news)
+        if (is_last or now - self._drawn_at >= pause) and (curve := curve_markdown(self._log, self._read_steps)):
+            self._curve, self._drawn_at, self._drawn_ends = curve, time.monotonic(), ended
+            self._drawing_seconds = self._drawn_at - now
         self._form = self._form or find_evaluation_form(client, self._flow_run.parameters)
         page = overview_markdown(self._log, self._curve, self.question, self._form)
         if page != self._shown:
@@ -265,17 +248,16 @@ class RunOverview:
         for attempt in self._log.state.attempts:
             if (ended := attempt.ended) is None or ended.attempt in self._told:
                 continue
-            flow_run_id = f"prefect.flow-run.{attempt.flow_run_id}"
-            shown_by = {"prefect.resource.id": flow_run_id, "prefect.resource.role": "flow-run"}
-            related = [shown_by] if attempt.flow_run_id else []
-            named = {"prefect.resource.id": f"cairn.run.{run_id}", "prefect.resource.name": run_id}
-            labels = {"cairn.reason": ended.reason, "cairn.decision": ended.decision.action}
-            why = {"reason": ended.reason, "detail": ended.detail, "decision": asdict(ended.decision)}
-            seconds = {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds}
-            where = {"run": run_id, "attempt": ended.attempt, "last_step": ended.last_step}
+            shown_by = f"prefect.flow-run.{attempt.flow_run_id}"
+            flow_run = {"prefect.resource.id": shown_by, "prefect.resource.role": "flow-run"}
+            resource = {"prefect.resource.id": f"cairn.run.{run_id}", "prefect.resource.name": run_id}
+            resource |= {"cairn.reason": ended.reason, "cairn.decision": ended.decision.action}
+            payload = {"run": run_id, "attempt": ended.attempt, "last_step": ended.last_step, "reason": ended.reason}
+            payload |= {"detail": ended.detail, "decision": asdict(ended.decision)}
+            payload["device_seconds"] = {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds}
             event_id = uuid5(NAMESPACE_URL, f"{where_and_when} {run_id} {ended.attempt}")
-            payload = {**where, **why, "device_seconds": seconds}
-            emit_event(ATTEMPT_ENDED, id=event_id, resource=named | labels, related=related, payload=payload)
+            related = [flow_run] if attempt.flow_run_id else []
+            emit_event(ATTEMPT_ENDED, id=event_id, resource=resource, related=related, payload=payload)
             self._told.add(ended.attempt)
 
 

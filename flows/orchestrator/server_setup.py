@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from prefect import runtime
+import yaml
+from prefect import exceptions, runtime
 from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient, SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from pydantic import Field, SecretStr
 
 from cairn.flows.orchestrator import deployment_setup
@@ -94,58 +94,50 @@ def take_credentials(name: str, environment: MutableMapping[str, str]) -> None:
 def accelerator_slot(
     say: Callable[[str], None], *, is_stopping: Callable[[], bool] = lambda: False, most_seconds: float = 3600.0
 ) -> Iterator[None]:
-    """Hold a place while the block runs; a flow run that no deployment has asks for none."""
+    """Hold a place while the block runs; a flow run that no deployment has asks for none.
+
+    A thread of its own asks for the place, renews it and gives it back, so that no slow API delays the flow.
+    """
     if not runtime.flow_run.get_id():
         yield
         return
-    slot, context = _Slot(), copy_context()  # a thread's own context would not know this server
+    taken, ready, context = threading.Event(), threading.Event(), copy_context()
 
     def hold(left: threading.Event) -> None:
-        context.run(slot.hold, left)
-
-    with running_beside(hold, name="accelerator-slot", join_seconds=_RELEASE_SECONDS):
-        slot.wait(say, is_stopping, most_seconds)
-        yield
-
-
-class _Slot:
-    """Asks for the place, renews it and gives it back in a thread of its own, so that no slow API delays the flow."""
-
-    def __init__(self) -> None:
-        self.taken, self.ready = threading.Event(), threading.Event()
-
-    def hold(self, left: threading.Event) -> None:
         with suppress(Exception), get_client(sync_client=True) as client:  # an API that fails costs the place
-            lease = self._acquire(client, left) if runtime.deployment.get_id() is not None else None
-            self.ready.set()
+            lease = _acquire(client, left, taken) if runtime.deployment.get_id() is not None else None
+            ready.set()
             while lease is not None and not left.wait(_LEASE_SECONDS / 3):
                 client.renew_concurrency_lease(lease, _LEASE_SECONDS)
             if lease is not None:
                 client.release_concurrency_slots_with_lease(lease)
-        self.ready.set()
+        ready.set()
 
-    def wait(self, say: Callable[[str], None], is_stopping: Callable[[], bool], most_seconds: float) -> None:
+    # A thread's own context would not know this server.
+    with running_beside(lambda left: context.run(hold, left), name="accelerator-slot", join_seconds=_RELEASE_SECONDS):
         until, is_told = time.monotonic() + _ANSWER_SECONDS, False
-        while not self.ready.wait(_LOOK_SECONDS) and time.monotonic() < until and not is_stopping():
-            if self.taken.is_set() and not is_told:
+        while not ready.wait(_LOOK_SECONDS) and time.monotonic() < until and not is_stopping():
+            if taken.is_set() and not is_told:
                 until, is_told = time.monotonic() + most_seconds, True
                 say(f"all places of {ACCELERATORS} are taken: waits for one, at most {most_seconds:.0f} s")
-        if is_told and not self.ready.is_set() and not is_stopping():
+        if is_told and not ready.is_set() and not is_stopping():
             say(f"no place of {ACCELERATORS} became free: goes on all the same")
+        yield
 
-    def _acquire(self, client: SyncPrefectClient, left: threading.Event) -> UUID | None:
-        """Return the lease, or None where there is no such limit or it is switched off."""
-        while not left.is_set():
-            try:
-                ask = client.increment_concurrency_slots_with_lease
-                given = ask([ACCELERATORS], 1, "concurrency", _LEASE_SECONDS).json()
-                return UUID(given["lease_id"]) if given["limits"] else None
-            except PrefectHTTPStatusError as error:
-                if error.response.status_code != 423:  # locked
-                    raise
-            self.taken.set()
-            left.wait(_POLL_SECONDS)
-        return None
+
+def _acquire(client: SyncPrefectClient, left: threading.Event, taken: threading.Event) -> UUID | None:
+    """Return the lease, or None where there is no such limit or it is switched off."""
+    while not left.is_set():
+        try:
+            ask = client.increment_concurrency_slots_with_lease
+            given = ask([ACCELERATORS], 1, "concurrency", _LEASE_SECONDS).json()
+            return UUID(given["lease_id"]) if given["limits"] else None
+        except exceptions.PrefectHTTPStatusError as error:
+            if error.response.status_code != 423:  # locked
+                raise
+        taken.set()
+        left.wait(_POLL_SECONDS)
+    return None
 
 
 def alert_automation(block_document_id: Any) -> AutomationCore:
@@ -167,7 +159,7 @@ async def set_up(
     async with get_client() as client:
         try:
             await StoreCredentials.aregister_type_and_schema(client=client)
-        except ObjectAlreadyExists:  # somebody else set the server up between its check and its request
+        except exceptions.ObjectAlreadyExists:  # somebody else set the server up between its check and its request
             await StoreCredentials.aregister_type_and_schema(client=client)
         changed, limit = [*(await _set_up_pool(client, pool))], None
         found = {queue.name for queue in await client.read_work_queues(work_pool_name=pool.name)}
@@ -175,12 +167,14 @@ async def set_up(
             if name not in found:
                 await client.create_work_queue(name, work_pool_name=pool.name, priority=priority)
                 changed.append(f"work queue {name}: made with priority {priority}")
-        with suppress(ObjectNotFound):
+        with suppress(exceptions.ObjectNotFound):
             limit = (await client.read_global_concurrency_limit_by_name(ACCELERATORS)).limit if accelerators else None
         if accelerators and limit != accelerators:
             await client.upsert_global_concurrency_limit_by_name(ACCELERATORS, accelerators)
             changed.append(f"limit {ACCELERATORS}: {accelerators}")
-        changed += await deployment_setup.deploy_all(client, prefect_file) if prefect_file else ()
+        if prefect_file:
+            for item in yaml.safe_load(prefect_file.read_text(encoding="utf-8"))["deployments"]:
+                changed += await deployment_setup.deploy(client, item)
         return [*changed, *(await _alert(client, alert_block) if alert_block else ())]
 
 
@@ -188,7 +182,7 @@ async def _set_up_pool(client: PrefectClient, pool: WorkPoolCreate) -> Sequence[
     wanted, said = {"job template": pool.base_job_template}, list[str]()
     try:
         found = await client.read_work_pool(pool.name)
-    except ObjectNotFound:
+    except exceptions.ObjectNotFound:
         found = await client.create_work_pool(pool)
         said.append(f"work pool {pool.name}: made")
     now, variable = {"job template": found.base_job_template}, f"cairn_deployed_{found.id.hex}"
@@ -209,7 +203,7 @@ async def _alert(client: PrefectClient, block: str) -> Sequence[str]:
     rule = "rule: TYPE/NAME of a notification block, as `prefect block ls` shows it, such as slack-webhook/mine"
     try:
         document = await client.read_block_document_by_name(name, kind)
-    except ObjectNotFound as error:
+    except exceptions.ObjectNotFound as error:
         raise InvalidConfiguration(f"alert block {block!r}: Prefect does not know it; {rule}") from error
     schema = document.block_schema
     if schema is None or "notify" not in schema.capabilities:

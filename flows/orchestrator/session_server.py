@@ -31,7 +31,7 @@ class SessionServer:
 
     def __init__(self, environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
         """Settle Prefect's settings in this environment; `say` is called once when there is no server any more."""
-        self._environment, self._say = environment, say
+        self._environment, self.say = environment, say
         self._own: TemporaryServer | None = None
         self._using: int | None = None
         self._is_lost = self._is_stopping = False
@@ -68,7 +68,7 @@ class SessionServer:
                 prefect_settings.ask_server(self._environment, timeout_seconds=3.0)
                 return
             if time.monotonic() - began >= _ABSENT_SECONDS:
-                self._say(f"no Prefect server answers at {self.api_url}: this run is not shown there")
+                self.say(f"no Prefect server answers at {self.api_url}: this run is not shown there")
                 break
             time.sleep(1.0)
         prefect_settings.forget_server(self._environment)
@@ -137,7 +137,7 @@ class SessionServer:
                     self._own = TemporaryServer(home, serving)
                     atexit.register(self.stop)
                     self._environment.update(home.read_address())
-                    self._say(TEMPORARY)
+                    self.say(TEMPORARY)
                 elif address and _is_listening(address["PREFECT_API_URL"]):
                     self._environment.update(address)
                 else:
@@ -155,7 +155,7 @@ class SessionServer:
     def _lose(self, why: str) -> None:
         if not self._is_lost and not self._is_stopping:
             self._is_lost = True
-            self._say(f"the Prefect server is gone, {why}: this run goes on and its pages miss the rest")
+            self.say(f"the Prefect server is gone, {why}: this run goes on and its pages miss the rest")
             prefect_settings.forget_server(self._environment)
 
 

@@ -3,7 +3,9 @@
 A text too small for every tokenizer is refused here, tokenizing checks exactly. Memory and room are estimates.
 """
 
+import math
 import os
+import shutil
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from cairn.flows.preparation import store_room
 from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from cairn.model.configuration.training import TrainingConfig, adapter_table
@@ -20,14 +21,14 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.estimates import numerics, size_estimate
 from cairn.reports.exporters.exporters import check_exporters
 from cairn.storage.errors import StoreRefused, StoreUnavailable
-from cairn.storage.logs import run_log, run_state
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, RejectedRow
 from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, injected_faults
-from cairn.tasks.configuration.network_module import read_files
+from cairn.tasks.configuration import network_module, stored_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine import machine_speed, placement, process_memory
@@ -39,19 +40,18 @@ from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
 _SMALL_BYTES = 16 * 1024 * 1024
 """More text takes longer to tokenize than Prefect takes to import, and the run's step shows how far it is."""
+_BESIDE_KEPT = 2
+"""One checkpoint on its way, and one that is superseded and not yet deleted."""
+_LATE = 2
+"""One that is evaluated, and one that waits for that; with less room, a full store waits for the evaluator."""
 
 
 def check_before_start(
-    resolved: ResolvedRequest,
-    log: run_log.RunLog,
-    environment: Mapping[str, str],
-    *,
-    writable: bool = True,
-    is_here: bool = True,
+    resolved: ResolvedRequest, log: RunLog, environment: Mapping[str, str], *, writes: bool = True, is_here: bool = True
 ) -> RunConfig:
     """Read the log, return the run's configuration or raise a command's error.
 
-    `writable` probes a new store; the device of a plan for another machine need not be here.
+    `writes` probes a new store; the device of a plan for another machine need not be here.
     """
     try:
         opened = log.refresh_whole().opened
@@ -60,9 +60,9 @@ def check_before_start(
     attempt_entries.refuse_deleted(log.state)
     wanted = configure_run(resolved, log.state, environment)
     if opened is not None:
-        check_drift(opened.config, wanted, run_id=log.run_id)
+        stored_configuration.check_drift(opened.config, wanted, run_id=log.run_id)
     if wanted.model.module and not wanted.code.files:
-        files = read_files(log.store, wanted.model, wanted.code.allow)
+        files = network_module.read_files(log.store, wanted.model, wanted.code.allow)
         wanted = wanted.model_copy(update={"code": wanted.code.with_files(files)})
     try:
         injected_faults.parse_faults(environment.get("CAIRN_FAULTS", ""))
@@ -75,39 +75,38 @@ def check_before_start(
         raise InvalidConfiguration(str(error)) from error
     check_exporters(wanted.exporters)
     if opened is not None:
-        if writable and log.state.finished is None and log.state.open_attempt is None:  # otherwise its owner may live
-            vocab_size = read_manifest(log.store, opened.data_snapshot).vocab_size
-            _check_memory(wanted, log.state, vocab_size, sizes, group)
-        return wanted
-    if writable:
+        if not writes or log.state.finished is not None or log.state.open_attempt is not None:  # its owner may live
+            return wanted
+        vocab_size = read_manifest(log.store, opened.data_snapshot).vocab_size
+    elif writes:
         try:
             store_probe.probe_store(log.store)
         except StoreRefused as error:  # one that is unavailable or full for now may work in a minute
             rule = "rule: a folder or bucket this user may write to, chosen with --store or CAIRN_STORE"
             raise InvalidConfiguration(f"store {log.store.url}: cannot be written: {error}; {rule}") from error
+        vocab_size = _check_data(log.store, wanted, resolved.base_dir)
     else:  # no more than that: a probe of everything would make the store
         store_probe.require_links(log.store)
-    vocab_size = _check_data(log.store, wanted, resolved.base_dir)
-    if writable:
-        _check_memory(wanted, log.state, vocab_size, sizes, group)
-        store_room.require_room(log.store, store_room.store_room(log.store, log.state, wanted, vocab_size))
+        _check_data(log.store, wanted, resolved.base_dir)
+        return wanted
+    is_known_to_fit = log.state.attempts and (not on_cpu or wanted.model.module)  # asking a device takes torch
+    if wanted.training.memory_check and not is_known_to_fit:
+        require_memory(wanted, vocab_size, sizes, available_memory(wanted.training, group))
+    if opened is None:
+        require_room(log.store, store_room(log.store, log.state, wanted, vocab_size))
     return wanted
 
 
 @contextmanager
 def preparing_text(
-    resolved: ResolvedRequest,
-    config: RunConfig,
-    log: run_log.RunLog,
-    environment: Mapping[str, str],
-    ask: Callable[[], numerics.MachineSpeed | None],
+    resolved: ResolvedRequest, config: RunConfig, log: RunLog, ask: Callable[[], numerics.MachineSpeed | None]
 ) -> Iterator[None]:
     """Tokenize a new run's small text and measure its numerics in a thread while the block imports modules.
 
     The run's own steps then find both; what fails here fails there again, and is reported there. The text is read
     before the block: Python would read and import by turns, but imports run beside the tokenizer, which is no Python.
     """
-    folder = placement.work_folder(environment)
+    folder = placement.work_folder(os.environ)
 
     def prepare() -> None:
         with suppress(Exception):
@@ -152,15 +151,6 @@ def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Pa
     if config.training.init_from is not None:
         check_directory(InitialDirectory(config.training.init_from, base_dir), config.model, vocab_size)
     return vocab_size
-
-
-def _check_memory(
-    config: RunConfig, state: run_state.RunState, vocab_size: int, sizes: AttemptSizes, group: TrainerGroup
-) -> None:
-    # Asking a device takes a process with torch; a run that has attempts has trained on its device before.
-    is_known_to_fit = state.attempts and (machine_speed.trains_on_cuda(config.training.device) or config.model.module)
-    if config.training.memory_check and not is_known_to_fit:
-        require_memory(config, vocab_size, sizes, available_memory(config.training, group))
 
 
 def _check_sizes(config: RunConfig, base_dir: Path) -> None:
@@ -289,3 +279,54 @@ def choose_workers(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memo
         if estimate_trainer(config, vocab_size, sizes, several).total_bytes <= memory.bytes * (1 - MARGIN):
             return workers
     return 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreRoom:
+    """The room of a run's checkpoints: how many retention keeps at most, and the bytes beside those that are there.
+
+    `late_bytes` is for those that a slow evaluator still needs, more the slower it is; `free_bytes` is free on the
+    store's disk, None where there is no disk to ask.
+    """
+
+    bytes_each: int
+    kept_at_most: int
+    needed_bytes: int
+    late_bytes: int
+    free_bytes: int | None
+
+
+def store_room(store: object_store.ObjectStore, state: RunState, config: RunConfig, vocab_size: int) -> StoreRoom:
+    """Return the room that the checkpoints of a run take, beside those that it has already."""
+    rules, total = config.checkpoint, config.training.steps
+    commits, milestones = -(-total // rules.every_steps), total // rules.keep_every if rules.keep_every else 0
+    kept = min(commits, rules.keep_last + rules.keep_best + milestones)
+    if not config.model.module:
+        each = size_estimate.checkpoint_bytes(config.model, config.training, vocab_size)
+    elif (newest := state.newest_committed) is not None:
+        each = newest.committed.bytes
+    else:  # that of a trial's state
+        tried = try_module(config, vocab_size, next_sizes(state, config.training, config.model.block_size))
+        each = tried.parameters_bytes + tried.optimizer_bytes
+    there = sum(record.committed.bytes for record in state.live_checkpoints)
+    most = math.inf if rules.every_seconds else commits
+    needed, with_late = (each * min(most, kept + beside) for beside in (_BESIDE_KEPT, _BESIDE_KEPT + _LATE))
+    late, needed, free = int(with_late - needed), max(0, int(needed) - there), free_bytes(store)
+    return StoreRoom(bytes_each=each, kept_at_most=kept, needed_bytes=needed, late_bytes=late, free_bytes=free)
+
+
+def free_bytes(store: object_store.ObjectStore) -> int | None:
+    """Return what is free on the store's disk, None where there is no disk to ask."""
+    if (folder := store.local_path("runs")) is None:
+        return None
+    return shutil.disk_usage(next(parent for parent in folder.parents if parent.is_dir())).free
+
+
+def require_room(store: object_store.ObjectStore, room: StoreRoom) -> None:
+    """Raise `InvalidConfiguration` if the store's disk cannot hold the checkpoints that retention keeps."""
+    if room.free_bytes is not None and room.needed_bytes > room.free_bytes:
+        raise InvalidConfiguration(
+            f"store {store.url}: {format_quantity(room.needed_bytes)} are needed for checkpoints of "
+            f"{format_quantity(room.bytes_each)}, {format_quantity(room.free_bytes)} are free; free space, lower "
+            "checkpoint.keep_last, keep_best or raise keep_every, or choose another --store"
+        )

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cairn.flows.preparation import preflight, store_room
+from cairn.flows.preparation import preflight
 from cairn.flows.preparation.preflight import AvailableMemory
 from cairn.model.estimates.size_estimate import TRACED_ERROR, Exchange, MemoryEstimate, count_parameters, step_exchanges
 from cairn.model.estimates.step_memory import FP32_BYTES
@@ -106,7 +107,7 @@ class TrainingPlan:
     processes: int
     exchanges: tuple[Exchange, ...]
     commits: int
-    room: store_room.StoreRoom
+    room: preflight.StoreRoom
     evaluated_commits: int
     suites: tuple[str, ...]
     arithmetic_moved: str
@@ -126,7 +127,10 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
     sizes = next_sizes(log.state, config.training, config.model.block_size, processes=processes, on_cpu=on_cpu)
     workers = preflight.choose_workers(config, data.vocab_size, sizes, memory)
     memory = replace(memory, place=replace(memory.place, workers=workers))
+    device, arithmetic = config.training.device, config.training.arithmetic
+    before = arithmetic_before(log.state, log.state.resume_reference) if ahead else None
     is_own = bool(config.model.module)  # by a trial and not by formulas
+    exchanges = partial(step_exchanges, config.model, config.training, data.vocab_size)
     parts = preflight.estimate_trainer(config, data.vocab_size, sizes, memory)
     return TrainingPlan(
         run_id=log.run_id,
@@ -148,27 +152,16 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
             parts=parts,
         ),
         processes=processes,
-        exchanges=()
-        if is_own
-        else step_exchanges(
-            config.model, config.training, data.vocab_size, micro_batch=sizes.micro_batch, processes=processes
-        ),
+        exchanges=() if is_own else exchanges(micro_batch=sizes.micro_batch, processes=processes),
         commits=_multiples(every, first, total),
-        room=store_room.store_room(log.store, log.state, config, data.vocab_size),
+        room=preflight.store_room(log.store, log.state, config, data.vocab_size),
         evaluated_commits=_multiples(every * config.evaluation.every_commits, first, total),
         suites=(suite_of(config.evaluation).name, *(suite.name for suite in config.evaluation.evaluators)),
-        arithmetic_moved=_arithmetic_moved(log, config) if ahead else "",
+        arithmetic_moved=describe_move(before, arithmetic_here(device, arithmetic)) if before else "",
         cost=_cost(log, config.cost.gpu_hour_price, 1 if on_cpu else processes, ahead),
         budgets=count_budgets(log.state, config.budgets.model_dump(mode="json")),
         config=config.document(),
     )
-
-
-def _arithmetic_moved(log: run_log.RunLog, config: RunConfig) -> str:
-    """Say that this machine computes otherwise than those that computed the checkpoint to resume, if it does."""
-    before = arithmetic_before(log.state, log.state.resume_reference)
-    here = arithmetic_here(config.training.device, config.training.arithmetic) if before else None
-    return describe_move(before, here)
 
 
 def _action(log: run_log.RunLog) -> tuple[PlanAction, str]:

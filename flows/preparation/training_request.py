@@ -7,8 +7,9 @@ from pathlib import Path
 from cairn.reports.queries.run_lookup import configuration_of
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.open_store import open_store
-from cairn.tasks.configuration import addresses, configuration_source, run_configuration, stored_configuration
+from cairn.tasks.configuration import addresses, configuration_source, stored_configuration
 from cairn.tasks.configuration.network_module import require_allowed
+from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.run_set import NO_LIMIT, RunLimit
 from cairn.tasks.trainer.initial_weights import InitialDirectory, adopt_network
@@ -36,7 +37,7 @@ class ResolvedRequest:
     run_id: str
     store_url: str
     base_dir: Path
-    configuration: run_configuration.RunConfig | None
+    configuration: RunConfig | None
     limit: RunLimit = NO_LIMIT
 
     def open_log(self) -> run_log.RunLog:
@@ -78,9 +79,7 @@ def choose_run_id(request: TrainingRequest) -> str:
     return configuration_source.configuration_name(request.config)
 
 
-def configure_run(
-    resolved: ResolvedRequest, state: run_state.RunState, environment: Mapping[str, str]
-) -> run_configuration.RunConfig:
+def configure_run(resolved: ResolvedRequest, state: run_state.RunState, environment: Mapping[str, str]) -> RunConfig:
     """Return the file's configuration, else the newest attempt's in the log, with overrides; `auto` as frozen.
 
     The network of a run that is not opened yet is that of the weights it begins with.

@@ -12,33 +12,33 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
+from cairn.flows.operations.checkpoint_operations import plan_evaluation
 from cairn.flows.orchestrator import flow_run, run_notices, run_overview
-from cairn.flows.preparation import training_request
+from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
 from cairn.flows.run.progress import Progress, TextProgress
 from cairn.flows.run.steps import Steps
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.queries.run_lookup import configuration_document
 from cairn.storage.errors import StoreRefused
 from cairn.storage.logs import log_entry, run_entries, run_log
-from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
+from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles
 from cairn.storage.stores import object_store, store_probe
-from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_signal
+from cairn.tasks.attempt import preemption_notice, shutdown_signal
+from cairn.tasks.attempt.attempt_entries import DataOrigin
 from cairn.tasks.checkpoints.retention import sweep_run
-from cairn.tasks.configuration.addresses import name_store
-from cairn.tasks.configuration.network_module import keep_files
+from cairn.tasks.configuration import addresses, network_module, stored_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from cairn.tasks.data import snapshot_lookup
 from cairn.tasks.errors import ShutdownRequested
 from cairn.tasks.evaluator import curve_reader
 from cairn.tasks.evaluator.evaluation_run import refuse_command
 from cairn.tasks.machine import machine_speed, placement, process_scopes
-from cairn.tasks.policy import run_set, run_symptoms
+from cairn.tasks.policy.curve_verdict import ThroughputWatch
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import describe_schedule, describe_split, one_line
 from cairn.tasks.tokenize_and_split import Text
-from cairn.tasks.trainer import initial_weights, machines, trainer_group, trainer_process
+from cairn.tasks.trainer import machines, trainer_group, trainer_process
+from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,19 +59,12 @@ class ActiveRun:
     """
 
     def __init__(
-        self,
-        log: run_log.RunLog,
-        config: RunConfig,
-        host: Host,
-        origin: attempt_entries.DataOrigin,
-        *,
-        start_over: bool,
-        limit: run_set.RunLimit,
+        self, log: run_log.RunLog, config: RunConfig, host: Host, origin: DataOrigin, resolved: ResolvedRequest
     ) -> None:
         """Prepare the services; none runs yet."""
         self.log, self.config, self.host, self.origin = log, config, host, origin
-        self.start_over, self.limit = start_over, limit
-        self.last_step = int(min(config.training.steps, limit.until_step))
+        self.start_over, self.limit = resolved.request.start_over, resolved.limit
+        self.last_step = int(min(config.training.steps, self.limit.until_step))
         self.group = trainer_group.trainer_group(config.training, os.environ)
         self.machines = machines.Machines(self.group.nodes)
         self.gathering_seconds, self.too_few_machines = 0.0, ""
@@ -79,7 +72,7 @@ class ActiveRun:
         folder, faults = placement.work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
         self.evaluation = plan_evaluation(config, origin.snapshot_id, folder, faults=faults)
         self.progress = Progress(config.training.steps, echo=host.flow_run.echo)
-        self.throughput = run_symptoms.ThroughputWatch()
+        self.throughput = ThroughputWatch()
         self.curve_reader = curve_reader.CurveReader(log.store, log.prefix)
         self.retry = object_store.run_retry_policy(config.checkpoint.patience_seconds, self.say)
         reader = run_log.RunLog(log.store, log.run_id)  # a log of its own, so that commits never wait for a sweep
@@ -90,7 +83,7 @@ class ActiveRun:
 
     def say(self, message: str) -> None:
         """Print a line for people."""
-        self.progress.say(name_store(message, self.log.store.url, os.environ))
+        self.progress.say(addresses.name_store(message, self.log.store.url, os.environ))
 
     def is_shutting_down(self) -> bool:
         """Whether a shutdown was requested."""
@@ -178,46 +171,38 @@ def starter(environment: Mapping[str, str], default: str = "person") -> str:
     return environment.get("CAIRN_CONTINUED_BY", "").strip() or default
 
 
-def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Host) -> ActiveRun:
+def open_run(resolved: ResolvedRequest, steps: Steps, host: Host) -> ActiveRun:
     """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
     log = resolved.open_log()
     opened = log.refresh().opened
     is_new, notes = opened is None, tuple[str, ...]()
-    config = training_request.configure_run(resolved, log.state, os.environ)
+    config = configure_run(resolved, log.state, os.environ)
     group = trainer_group.trainer_group(config.training, os.environ)
     if log.state.finished is None:
         host.warm.start(placement.trainer_folder(os.environ, log))
     if opened is None:
         opened, notes = _record_opening(log, config, resolved.base_dir, steps, host)
-        config = keep_numerics(config, opened.config)  # another process may have been first
-    check_drift(opened.config, config, run_id=log.run_id)
-    manifest = read_manifest(log.store, opened.data_snapshot) if is_new else None
+        config = stored_configuration.keep_numerics(config, opened.config)  # another process may have been first
+    stored_configuration.check_drift(opened.config, config, run_id=log.run_id)
     host.warm.set_command(group.command())
-    origin = attempt_entries.DataOrigin(
+    origin = DataOrigin(
         snapshot_id=opened.data_snapshot,
         data=config.data if resolved.configuration or is_new else None,
         base_dir=resolved.base_dir,
         cache_dir=placement.work_folder(os.environ) / "snapshots",
         work_dir=placement.trainer_folder(os.environ, log),
     )
-    run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over, limit=resolved.limit)
-    if manifest:
-        train, val = manifest.split("train").tokens, manifest.split("val").tokens
-        asked = None if config.data.val_sources else manifest.val_fraction
-        for line in (describe_split(train, val, "tokens", asked), *notes):
-            run.say(line)
-    if resolved.configuration is None:
-        _say_ignored(run)
-    return run
-
-
-def _say_ignored(run: ActiveRun) -> None:
-    """Name what the log says and this machine does not do, and what to do."""
-    commands = (plan.suite.name for plan in run.evaluation.following if refuse_command(plan.suite, os.environ))
-    not_taken = left_out(configuration_document(run.log.state))
-    if ignored := ", ".join((*not_taken, *(f"the command of evaluator {name}" for name in commands))):
+    run = ActiveRun(log, config, host, origin, resolved)
+    for line in notes:
+        run.say(line)
+    if resolved.configuration is None:  # what the log says and this machine does not do
+        names = (plan.suite.name for plan in run.evaluation.following if refuse_command(plan.suite, os.environ))
+        commands = [f"the command of evaluator {name}" for name in names]
+        not_taken = [*stored_configuration.left_out(configuration_document(log.state)), *commands]
         how = "give the configuration file, --set section.key=value, or CAIRN_SECTION__KEY in the environment"
-        run.say(f"not taken from the run's log: {ignored}; {how}")
+        if not_taken:
+            run.say(f"not taken from the run's log: {', '.join(not_taken)}; {how}")
+    return run
 
 
 def _record_opening(
@@ -228,18 +213,17 @@ def _record_opening(
     folder, work_dir = placement.work_folder(os.environ), placement.trainer_folder(os.environ, log)
     text, ask = Text(data=wanted.data, base_dir=base_dir, cache_dir=folder), partial(host.warm.measure_speed, work_dir)
     choosing = machine_speed.numerics_beside(wanted.training, wanted.model, folder, ask)
-    with choosing as mode, TextProgress().showing() as show:
+    show = TextProgress()
+    with choosing as mode, show.showing():
         snapshot = steps.tokenize_and_split(text, log.store, show)
     snapshot_lookup.check_block_size(snapshot.manifest, wanted.model, wanted.data, wanted.training)
-    keep_files(log.store, wanted.model, wanted.code.files)
+    network_module.keep_files(log.store, wanted.model, wanted.code.files)
     initial = None
     if wanted.training.init_from is not None:
         files = SnapshotFiles(log.store, snapshot.snapshot_id, folder / "snapshots")
-        given = initial_weights.InitialDirectory(wanted.training.init_from, base_dir)
+        given = InitialDirectory(wanted.training.init_from, base_dir)
         tokenizer, vocab_size = files.path(TOKENIZER).read_text(encoding="utf-8"), files.manifest.vocab_size
-        initial = initial_weights.keep_initial_weights(
-            log.store, given, wanted.model, tokenizer_json=tokenizer, vocab_size=vocab_size
-        )
+        initial = keep_initial_weights(log.store, given, wanted.model, tokenizer_json=tokenizer, vocab_size=vocab_size)
     chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
     body = run_entries.RunOpened(
         run_id=log.run_id,
@@ -256,4 +240,6 @@ def _record_opening(
     )
     opened = log.append(lambda state: body if state.opened is None else None, writer=log_entry.this_writer()).opened
     assert opened is not None
-    return opened, (*snapshot.notes, *describe_schedule(chosen.training.wastes_last_step))
+    train, val = (snapshot.manifest.split(name).tokens for name in ("train", "val"))
+    split = describe_split(train, val, "tokens", None if wanted.data.val_sources else snapshot.manifest.val_fraction)
+    return opened, (split, *snapshot.notes, *describe_schedule(chosen.training.wastes_last_step))

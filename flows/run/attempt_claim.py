@@ -13,7 +13,7 @@ from cairn.tasks.attempt import attempt_entries, preemption_notice
 from cairn.tasks.configuration.network_module import module_versions
 from cairn.tasks.errors import BudgetExhausted
 from cairn.tasks.machine import machine_speed, placement
-from cairn.tasks.policy import attempt_sizes, cost_limit
+from cairn.tasks.policy import attempt_sizes, budgets
 from cairn.tasks.text.format import one_line
 
 
@@ -62,10 +62,10 @@ def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
 
 
 def _refuse_if_too_dear(run: ActiveRun) -> None:
-    state, checkpoint, spent = run.log.state, run.config.checkpoint, cost_limit.read_spent(run.log.state)
+    state, checkpoint, spent = run.log.state, run.config.checkpoint, budgets.read_spent(run.log.state)
     step, seconds = state.resume_step, spent.seconds_per_step / run.group.size or None
     until = attempt_sizes.segment_end(step, checkpoint, total_steps=run.last_step, step_seconds=seconds)
-    if step < run.last_step and (why := cost_limit.limit_problem(run.config.cost, spent, next_steps=until - step)):
+    if step < run.last_step and (why := budgets.limit_problem(run.config.cost, spent, next_steps=until - step)):
         raise BudgetExhausted(f"run {run.log.run_id}: {why}; the same command with a higher cost.limit continues")
 
 

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from cairn.flows.preparation.preflight import available_memory, choose_workers, memory_room
-from cairn.flows.preparation.store_room import free_bytes
+from cairn.flows.preparation.preflight import available_memory, choose_workers, free_bytes, memory_room
 from cairn.flows.run import active_run, run_decisions
 from cairn.storage.errors import Fenced, StorageError
 from cairn.storage.logs import log_entry, run_entries, step_log
@@ -19,7 +18,7 @@ from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
-from cairn.tasks.policy import cost_limit
+from cairn.tasks.policy import budgets
 from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, sizes_of, stall_seconds
 from cairn.tasks.policy.failures import Evidence, ExceptionReport, Failure, classify, kind_of
 from cairn.tasks.policy.termination import TerminationReason
@@ -73,7 +72,7 @@ class AttemptTrainer:
             ready = self._process.wait_ready()
         if moved := describe_move(arithmetic_before(run.log.state, self._started.resumed_from), ready.arithmetic):
             run.say(f"  {moved}")
-        step, before = ready.step, cost_limit.read_spent(run.log.state)
+        step, before = ready.step, budgets.read_spent(run.log.state)
         self._ready_at = min(self._ready_at, time.monotonic())
         while step < steps and not self._is_ending() and self._gpu_seconds() < run.limit.device_seconds:
             until = segment_end(step, run.config.checkpoint, total_steps=steps, step_seconds=self._step_seconds())
@@ -177,9 +176,9 @@ class AttemptTrainer:
         number, changed = self._started.attempt, self._started.changed
         return Segment(attempt=number, first=first, until=until, changed=changed, stall_seconds=stall)
 
-    def _is_too_dear(self, step: int, until: int, before: cost_limit.Spent) -> bool:
-        own = cost_limit.Spent(device_seconds=self._gpu_seconds(), steps=step - self._started.first_step)
-        self._too_dear = cost_limit.limit_problem(self._run.config.cost, before + own, next_steps=until - step)
+    def _is_too_dear(self, step: int, until: int, before: budgets.Spent) -> bool:
+        own = budgets.Spent(device_seconds=self._gpu_seconds(), steps=step - self._started.first_step)
+        self._too_dear = budgets.limit_problem(self._run.config.cost, before + own, next_steps=until - step)
         return bool(self._too_dear)
 
     def _is_ending(self) -> bool:
@@ -205,7 +204,7 @@ class AttemptTrainer:
     def _note_step(self, record: step_log.StepRecord) -> None:
         run = self._run
         run.progress.step(record)
-        run.host.flow_run.want()
+        run.host.flow_run.wanted.set()
         before, self._symptom = self._symptom, run.throughput.add(record.tokens_per_second, record.seconds)
         if self._symptom and not before:
             place = self._started.placement

@@ -4,7 +4,6 @@ Work beside and after the steps (an evaluation, a commit, a wait) is named below
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
@@ -12,8 +11,7 @@ from rich.console import Console
 
 from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage
-from cairn.tasks.text import format
-from cairn.tasks.text.live_lines import LiveLines
+from cairn.tasks.text import format, live_lines
 
 _PLAIN_EVERY_SECONDS = 10.0
 
@@ -31,8 +29,9 @@ class Progress:
     ) -> None:
         """Show progress towards `total_steps`; `echo` gets every message, but no steps."""
         self._total, self._echo, self._clock = total_steps, echo, clock
-        self._live = LiveLines(console, stays=True)
-        self._left = TimeLeft()
+        self._live = live_lines.LiveLines(console, stays=True)
+        self._done: tuple[tuple[int, float], ...] = ()
+        """The newest steps with their times: a restart or a slow start is soon forgotten."""
         self._printed_at = float("-inf")
         self._newest: StepRecord | None = None
         self._doing: dict[str, float | None] = {}
@@ -43,7 +42,7 @@ class Progress:
 
     def pace(self) -> str:
         """Return speed and time left, as the live line has them; "" before the first step."""
-        return ", ".join(self._parts(self._newest)[2:]) if self._newest else ""
+        return ", ".join(self._parts()[2:])
 
     def say(self, message: str) -> None:
         """Print a line that stays."""
@@ -54,8 +53,9 @@ class Progress:
 
     def step(self, record: StepRecord) -> None:
         """Show a completed step; a probe's loss and sample stay on the screen."""
+        before = self._done if self._done and self._done[-1][0] < record.step else ()
+        self._done = (*before, (record.step, self._clock()))[-64:]
         self._newest = record
-        self._left.add(record.step, self._clock())
         self._show()
         if record.probe_loss is not None:
             sample = "" if record.sample is None else f" · {' '.join(record.sample.split())[:90]!r}"
@@ -80,7 +80,7 @@ class Progress:
     def _show(self, *, is_news: bool = True) -> None:
         now, newest, shares = self._clock(), self._newest, self._doing.copy().items()
         doing = " · ".join(what if share is None else f"{what}, {100 * share:.0f} %" for what, share in shares)
-        parts = self._parts(newest) if newest else []
+        parts = self._parts()
         if self._live.are_shown:  # without the least important parts, and a bar in the rest of the terminal's width
             done, *rest = parts or [""]
             fitting = (parts, [done, *rest[:1], *rest[2:]], [done, *rest[2:]])
@@ -92,12 +92,16 @@ class Progress:
             self._printed_at = now
             self._live.say(" · ".join([*parts, *filter(None, [doing])]))
 
-    def _parts(self, record: StepRecord) -> list[str]:
+    def _parts(self) -> list[str]:
+        if (record := self._newest) is None:
+            return []
+        (first, began), (last, ended) = self._done[0], self._done[-1]
+        left = (ended - began) / (last - first) * max(self._total - last, 0) if last > first else None
         return [
             f"step {record.step}/{self._total} ({100 * record.step // self._total} %)",
             f"loss {record.train_loss:.3f}",
             f"{record.tokens_per_second:,.0f} tokens/s",
-            f"ETA {format.format_clock(self._left.seconds(self._total))}",
+            f"ETA {format.format_clock(left)}",
         ]
 
 
@@ -106,16 +110,14 @@ class TextProgress:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, console: Console | None = None) -> None:
         self._clock = clock
-        self._live = LiveLines(console, stays=False)
+        self._live = live_lines.LiveLines(console, stays=False)
         self._stage: BuildStage | None = None
         self._begun: tuple[float, int] = (0.0, 0)
         self._printed_at = clock()
 
-    @contextmanager
-    def showing(self) -> Iterator["TextProgress"]:
+    def showing(self) -> AbstractContextManager[None]:
         """Keep a live line while the block runs, where the console is a terminal; it is gone afterwards."""
-        with self._live.show():
-            yield self
+        return self._live.show()
 
     def __call__(self, progress: BuildProgress) -> None:
         """Show the newest progress."""
@@ -140,23 +142,3 @@ class TextProgress:
             f"{progress.stage.value} text{cells} {100 * share:.0f} % · {sizes} · {documents}{speed} · "
             f"ETA {format.format_clock(left)}"
         )
-
-
-class TimeLeft:
-    """Times of the newest steps, by the caller's clock: a restart or a slow start is soon forgotten."""
-
-    def __init__(self) -> None:
-        self._done: deque[tuple[int, float]] = deque(maxlen=64)
-
-    def add(self, step: int, now: float) -> None:
-        """Record that `step` was done at `now`, in seconds; a step that is not later than the last starts again."""
-        if self._done and step <= self._done[-1][0]:
-            self._done.clear()
-        self._done.append((step, now))
-
-    def seconds(self, total: int) -> float | None:
-        """Return how long the steps up to `total` will take; None before two steps are known."""
-        if len(self._done) < 2:
-            return None
-        (first, began), (last, ended) = self._done[0], self._done[-1]
-        return (ended - began) / (last - first) * max(total - last, 0)

@@ -1,4 +1,4 @@
-"""The decisions beside and after training: an attempt's evaluations, its early stop, and the promotion at a run's end.
+"""The decisions beside and after training: evaluations and early stop of an attempt, what follows it, a promotion.
 
 Evaluations run one at a time beside training, at most one behind it if they may stop the run. At the end the best
 checkpoint is offered to the alias once, with approval where required: a deployed flow run is suspended until the answer
@@ -27,21 +27,21 @@ from prefect.settings import PREFECT_API_URL
 from prefect.utilities.urls import url_for
 from pydantic import Field
 
-from cairn.flows.operations import checkpoint_offer
+from cairn.flows.operations import checkpoint_operations
 from cairn.flows.orchestrator import flow_run, prefect_server
 from cairn.flows.run.active_run import ActiveRun
 from cairn.flows.run.steps import Steps
+from cairn.reports.text.answer_text import describe_end, describe_kept, describe_left
 from cairn.reports.text.display_tables import markdown_text
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
-from cairn.storage.logs import log_entry
-from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs import log_entry, run_entries
 from cairn.storage.logs.registry import Promoted, Registry
 from cairn.storage.stores.codec import sha256
 from cairn.tasks import errors, evaluate, promote
-from cairn.tasks.checkpoints import promotion, promotion_offer
+from cairn.tasks.checkpoints import promotion
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, Measurement
 from cairn.tasks.policy.early_stop import Stop, StopTerms, find_stop, finish, outstanding
-from cairn.tasks.policy.termination import FlowEnd
+from cairn.tasks.policy.termination import DecisionAction, FlowEnd, FlowOutcome, TerminationReason, flow_outcome
 from cairn.tasks.text.format import format_count
 
 
@@ -97,21 +97,28 @@ class AttemptEvaluations:
         if run.log.state.finished is not None:
             return True
         if self._stop is None and self._terms(plan).config.early_stop.is_on:
-            self._wait_unless_shutdown(awaited)
+            done: SimpleQueue[object] = SimpleQueue()
+            for future in awaited:
+                future.add_done_callback(done.put)
+            with run.host.shutdown.on_shutdown(lambda: done.put(None)):
+                for _ in awaited:
+                    if done.get() is None:
+                        break
             self._stop = find_stop(run.log.refresh(), plan.suite.sha256)
             if self._stop is not None:
                 run.say(f"  stops early at step {self._stop.step}: {self._stop.why} (early_stop.{self._stop.rule})")
         return self._stop is not None
 
-    def end_attempt(self) -> None:
-        """Give up evaluations from now on when a shutdown is requested: the receipt is written."""
-        self._is_attempt_over = True
+    def finish(self) -> None:
+        """Wait for every evaluation, and say how many; failures are in the log already.
 
-    def wait(self) -> None:
-        """Wait for every evaluation, and say how many; failures are in the log already."""
-        if count := self._outstanding():
-            self._run.say(f"  {format_count(count, 'evaluation')} outstanding")
-        self._beside.shutdown()
+        The receipt is written: from now on they are given up when a shutdown is requested, and are not waited for.
+        """
+        self._is_attempt_over = True
+        if not self._run.is_shutting_down():
+            if count := self._outstanding():
+                self._run.say(f"  {format_count(count, 'evaluation')} outstanding")
+            self._beside.shutdown()
 
     def _outstanding(self) -> int:
         return sum(not future.done() for future in self._futures)
@@ -131,15 +138,6 @@ class AttemptEvaluations:
             return self._is_attempt_over and self._run.is_shutting_down()
 
         self._futures.append(self._beside.submit(copy_context().run, measure))
-
-    def _wait_unless_shutdown(self, evaluations: Sequence[Future[object]]) -> None:
-        done: SimpleQueue[object] = SimpleQueue()
-        for future in evaluations:
-            future.add_done_callback(done.put)
-        with self._run.host.shutdown.on_shutdown(lambda: done.put(None)):
-            for _ in evaluations:
-                if done.get() is None:
-                    return
 
     def _terms(self, plan: EvaluationPlan) -> StopTerms:
         return StopTerms(self._run.log.state.attempts[-1].started.config, plan.suite.sha256)
@@ -163,6 +161,25 @@ def finish_run(run: ActiveRun, attempt: int) -> None:
     log.append(lambda state: body if state.finished is None else None, writer=writer)
 
 
+def end_after(run: ActiveRun, ended: run_entries.AttemptEnded) -> FlowEnd | None:
+    """Return the run's end if no other attempt follows in this process, None if it goes on or is finished."""
+    decision = ended.decision
+    if decision.action == DecisionAction.FINISH:
+        return None
+    if run.cancellation.is_cancelling():
+        return FlowEnd(reason=run.cancellation.outcome, message=f"{ended.detail}; the same command continues")
+    if ended.reason == TerminationReason.PAUSED and not run.limit.why:
+        return None  # by cost.limit: no other attempt can be claimed
+    outcome = flow_outcome(ended.reason, decision.action, decision.charged, is_spent=decision.is_spent)
+    if outcome is None:
+        run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")
+        return None
+    if outcome in (FlowOutcome.PREEMPTED, FlowOutcome.INTERRUPTED):
+        kept = describe_kept(ended, run.log.state.resume_step)
+        return FlowEnd(reason=outcome, message=f"{kept}; the same command continues")
+    return FlowEnd(reason=outcome, message=describe_end(ended))
+
+
 _POLL_SECONDS, _ASKED_SECONDS = 2.0, 15.0
 _SLACK_SECONDS = 3600.0
 """Prefect fails a flow run that resumes after Prefect's own deadline, so that is later than ours."""
@@ -178,26 +195,26 @@ class PromotionApproval(RunInput):
 
 def offer_best(run: ActiveRun, steps: Steps) -> FlowEnd:
     """Evaluate the last and the best checkpoint, and offer the best one unless that was decided before."""
-    rules = checkpoint_offer.promotion_rules(run.config)
+    rules = checkpoint_operations.promotion_rules(run.config)
     try:
         _evaluate_candidates(run, rules, steps)
     except errors.EvaluationInterrupted as interrupted:
         return run.interrupted_end(f"trained; {interrupted}; the same command continues")
     state = run.log.refresh()
-    how = checkpoint_offer.describe_training(state)
-    candidate = checkpoint_offer.best_candidate(run.log.run_id, state, rules)
+    how = checkpoint_operations.describe_training(state)
+    candidate = checkpoint_operations.best_candidate(run.log.run_id, state, rules)
     if candidate is None:
         return flow_run.completed(f"{how}; nothing to promote: no evaluation succeeded")
     registry = Registry(run.log.store, run.config.promotion.alias)
-    foreseen = promotion_offer.preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
-    if before := checkpoint_offer.describe_earlier_decision(registry, candidate, foreseen):
+    foreseen = promotion.preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
+    if before := checkpoint_operations.describe_earlier_decision(registry, candidate, foreseen):
         return flow_run.completed(f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):
         answer = ask(run, registry, foreseen, run.config.promotion.approval_timeout_seconds)
         run.overview.question = ""
         if isinstance(answer, str):
             named = f"{candidate.run_id}@{candidate.reference.step}"
-            left = checkpoint_offer.describe_earlier_decision(registry, candidate, None) or (
+            left = checkpoint_operations.describe_earlier_decision(registry, candidate, None) or (
                 f"{registry.alias} is not changed, {named} waits for approval ({answer}); "
                 f"`cairn promote {named}`, typed by a person, approves it, the same command asks again"
             )
@@ -210,10 +227,10 @@ def offer_best(run: ActiveRun, steps: Steps) -> FlowEnd:
 
 def _evaluate_candidates(run: ActiveRun, rules: promotion.PromotionRules, steps: Steps) -> None:
     """Evaluate the last checkpoint under every suite, then the best one under the suites that promotion requires."""
-    last = checkpoint_offer.last_checkpoint(run.log.refresh())
+    last = checkpoint_operations.last_checkpoint(run.log.refresh())
     if last is not None:
         _evaluate_missing(run, last.committed.reference, run.evaluation.all, steps)
-    best = checkpoint_offer.best_candidate(run.log.run_id, run.log.refresh(), rules)
+    best = checkpoint_operations.best_candidate(run.log.run_id, run.log.refresh(), rules)
     if best is not None and (last is None or best.reference != last.committed.reference):
         required = {suite.sha256 for suite in rules.required}
         with suppress(errors.CheckpointGone):  # then another one is the best
@@ -222,10 +239,10 @@ def _evaluate_candidates(run: ActiveRun, rules: promotion.PromotionRules, steps:
 
 
 def _evaluate_missing(
-    run: ActiveRun, reference: CheckpointReference, plans: Sequence[EvaluationPlan], steps: Steps
+    run: ActiveRun, reference: log_entry.CheckpointReference, plans: Sequence[EvaluationPlan], steps: Steps
 ) -> None:
     suites = (plan.suite.sha256 for plan in plans)
-    missing = checkpoint_offer.missing_suites(run.log.state, reference.manifest_sha256, suites)
+    missing = checkpoint_operations.missing_suites(run.log.state, reference.manifest_sha256, suites)
     for plan in plans:
         if plan.suite.sha256 in missing:
             asked = Measurement(reference=reference, plan=plan, reader=run.curve_reader)

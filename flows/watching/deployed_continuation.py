@@ -12,21 +12,17 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from prefect import runtime
+from prefect import exceptions, runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas import filters
-from prefect.client.schemas.objects import ConcurrencyLimitStrategy, FlowRun, StateType
+from prefect.client.schemas import filters, objects
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Scheduled
 
-from cairn.flows.orchestrator.flow_run_tags import without_reasons
-from cairn.flows.orchestrator.known_stores import record_store
-from cairn.flows.orchestrator.run_overview import flow_run_name
+from cairn.flows.orchestrator import flow_run_tags, known_stores, run_overview
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, choose_run_id, resolve_request
-from cairn.storage.logs import run_log
+from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.codec import sha256
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import ConfigDrift, InvalidConfiguration
@@ -54,30 +50,38 @@ class ContinuationByDeployment:
             raise InvalidConfiguration(f"deployment {deployment}: PREFECT_API_URL is not set, so no server knows it")
         self._deployment, self._store_url = deployment, store_url
 
-    def begin(
-        self, log: run_log.RunLog, *, silent_seconds: float, delay_seconds: float = 0.0
-    ) -> tuple[WatchAction, str]:
+    def begin(self, log: RunLog, *, silent_seconds: float, delay_seconds: float = 0.0) -> tuple[WatchAction, str]:
         """Create a flow run that continues the run after the delay, unless one is scheduled, running or cancelled."""
         with get_client(sync_client=True) as client:
             try:
                 deployment = client.read_deployment_by_name(self._deployment)
-            except (ObjectNotFound, ValueError) as error:
+            except (exceptions.ObjectNotFound, ValueError) as error:
                 rule = "rule: flow/deployment, registered by `prefect deploy`"
                 problem = f"deployment {self._deployment!r}: Prefect does not know it; {rule}"
                 raise InvalidConfiguration(problem) from error
-            states = {"type": {"any_": [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]}}
-            given = {"deployment_id": {"any_": [deployment.id]}, "state": states}
-            unfinished = filters.FlowRunFilter.model_validate(given)
-            for flow_run in client.read_flow_runs(flow_run_filter=unfinished, limit=200):
-                if self._is_at(flow_run, log, silent_seconds):
-                    return WatchAction.WAITS, f"flow run {flow_run.name} is continuing it ({flow_run.state_name})"
+            if (found := self._find_running(client, deployment.id, log, silent_seconds)) is not None:
+                return WatchAction.WAITS, f"flow run {found.name} is continuing it ({found.state_name})"
             limit = deployment.concurrency_options
-            if limit is not None and limit.collision_strategy is ConcurrencyLimitStrategy.CANCEL_NEW:
+            if limit is not None and limit.collision_strategy is objects.ConcurrencyLimitStrategy.CANCEL_NEW:
                 delay_seconds = max(delay_seconds, _HANDOVER_SECONDS)
-            launch = _last_launch(client, log)
+            launch, attempt = _last_launch(client, log), log.state.latest_attempt
+            end = f"{attempt} {'open' if log.state.open_attempt else 'ended'}"
+            given, tags = (launch.parameters, launch.tags) if launch else ({"config": ""}, [])
+            here = launch if launch and launch.deployment_id == deployment.id else None
             for number in range(MOST_FLOW_RUNS):
+                key = sha256(f"{self._store_url} {log.run_id} {log.state.opening} {end} {number}".encode())
                 begins_at = datetime.now(UTC) + timedelta(seconds=delay_seconds)
-                flow_run = self._create(client, deployment.id, log, launch, number, begins_at)
+                flow_run = client.create_flow_run_from_deployment(
+                    deployment.id,
+                    parameters={**given, "run_id": log.run_id, "store": self._store_url},
+                    state=Scheduled(scheduled_time=begins_at),
+                    name=run_overview.flow_run_name(log.run_id, attempt + 1),
+                    idempotency_key=f"{_KEY}{key}",
+                    # The launch gets its run's tag from the thread of its page, which a busy server keeps waiting.
+                    tags=sorted({f"run:{log.run_id}", *flow_run_tags.without_reasons(tags)}),
+                    work_queue_name=here.work_queue_name if here else None,
+                    job_variables=here.job_variables if here else None,
+                )
                 if (state := flow_run.state) is None or not state.is_final():
                     how = "" if launch else ", by the run's log alone: no flow run has the parameters of its launch"
                     return WatchAction.CONTINUED, f"flow run {flow_run.id} of {self._deployment}{how}"
@@ -87,49 +91,31 @@ class ContinuationByDeployment:
         many = f"{MOST_FLOW_RUNS} flow runs ended before they claimed it"
         return WatchAction.WAITS, f"{many}; look at flow run {flow_run.id} in Prefect"
 
-    def _create(
-        self,
-        client: SyncPrefectClient,
-        deployment_id: UUID,
-        log: run_log.RunLog,
-        launch: FlowRun | None,
-        number: int,
-        begins_at: datetime,
-    ) -> FlowRun:
-        """Return the flow run of this number that follows the newest attempt; it is made if nobody has made it."""
-        attempt, how = log.state.latest_attempt, "open" if log.state.open_attempt else "ended"
-        key = sha256(f"{self._store_url} {log.run_id} {log.state.opening} {attempt} {how} {number}".encode())
-        given = launch.parameters if launch else {"config": ""}
-        here = launch if launch and launch.deployment_id == deployment_id else None
-        return client.create_flow_run_from_deployment(
-            deployment_id,
-            parameters={**given, "run_id": log.run_id, "store": self._store_url},
-            state=Scheduled(scheduled_time=begins_at),
-            name=flow_run_name(log.run_id, attempt + 1),
-            idempotency_key=f"{_KEY}{key}",
-            # The launch gets its run's tag from the thread of its page, which a busy server may still keep waiting.
-            tags=sorted({f"run:{log.run_id}", *(without_reasons(launch.tags) if launch else ())}),
-            work_queue_name=here.work_queue_name if here else None,
-            job_variables=here.job_variables if here else None,
-        )
-
     def where(self, run_id: str) -> str:
         """Return where the flow runs that continued the run are found."""
         return f"flow runs of {self._deployment} named after {run_id}"
 
-    def _is_at(self, flow_run: FlowRun, log: run_log.RunLog, silent_seconds: float) -> bool:
-        is_scheduled = flow_run.state_type is StateType.SCHEDULED
-        config, run_id, store = (flow_run.parameters.get(name) or "" for name in ("config", "run_id", "store"))
-        is_another = not (config or run_id) or store not in ("", self._store_url)
-        if is_another or (is_scheduled and flow_run.auto_scheduled):  # by a schedule, perhaps for next week
-            return False
+    def _find_running(
+        self, client: SyncPrefectClient, deployment_id: UUID, log: RunLog, silent_seconds: float
+    ) -> objects.FlowRun | None:
+        """Return the deployment's unfinished flow run that continues the run."""
+        states = {"type": {"any_": [objects.StateType.SCHEDULED, objects.StateType.PENDING, objects.StateType.RUNNING]}}
+        rule = filters.FlowRunFilter.model_validate({"deployment_id": {"any_": [deployment_id]}, "state": states})
         # The flow run of an attempt that has ended has ended too, whatever its state says.
         claimed = {attempt.flow_run_id for attempt in log.state.attempts}
-        is_dead = str(flow_run.id) in claimed or (not is_scheduled and silent_seconds > STUCK_SECONDS)
-        return choose_run_id(TrainingRequest(config=config, run_id=run_id)) == log.run_id and not is_dead
+        for found in client.read_flow_runs(flow_run_filter=rule, limit=200):
+            is_scheduled = found.state_type is objects.StateType.SCHEDULED
+            config, run_id, store = (found.parameters.get(name) or "" for name in ("config", "run_id", "store"))
+            is_another = not (config or run_id) or store not in ("", self._store_url)
+            if is_another or (is_scheduled and found.auto_scheduled):  # by a schedule, perhaps for next week
+                continue
+            is_dead = str(found.id) in claimed or (not is_scheduled and silent_seconds > STUCK_SECONDS)
+            if choose_run_id(TrainingRequest(config=config, run_id=run_id)) == log.run_id and not is_dead:
+                return found
+        return None
 
 
-def name_successor(end: FlowEnd, log: run_log.RunLog, say: Callable[[str], None]) -> FlowEnd:
+def name_successor(end: FlowEnd, log: RunLog, say: Callable[[str], None]) -> FlowEnd:
     """Have this deployment's next flow run continue a preempted run after its back-off, and name it; never raises."""
     if end.reason != FlowOutcome.PREEMPTED:
         return end
@@ -147,11 +133,11 @@ def name_successor(end: FlowEnd, log: run_log.RunLog, say: Callable[[str], None]
     return end
 
 
-def _last_launch(client: SyncPrefectClient, log: run_log.RunLog) -> FlowRun | None:
+def _last_launch(client: SyncPrefectClient, log: RunLog) -> objects.FlowRun | None:
     """Return the deployed flow run of this run and store that, by the log, trained it last; no other's is believed."""
     names = dict.fromkeys(attempt.flow_run_id for attempt in reversed(log.state.attempts[-10:]))
     for name in filter(None, names):
-        with suppress(ObjectNotFound, ValueError):
+        with suppress(exceptions.ObjectNotFound, ValueError):
             flow_run = client.read_flow_run(UUID(name))
             said = flow_run.parameters
             if flow_run.deployment_id and (said.get("run_id"), said.get("store")) == (log.run_id, log.store.url):
@@ -184,7 +170,7 @@ def begin_request(
             lost = "no source of its text is read again, nothing of [notify]"
             left = "" if chosen.overrides == kept else f", nor these overrides: {', '.join(kept)}"
             say(f"left out with the configuration: {lost}{left}; mend it, and a flow run with it has all of it again")
-        record_store(log.store.url, log.run_id, credentials, say)
+        known_stores.record_store(log.store.url, log.run_id, credentials, say)
         return resolved, config
     assert problem is not None
     raise problem

@@ -22,13 +22,11 @@ from cairn.reports.notices import notice
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import registry, run_index, run_log, step_log
 from cairn.storage.stores import codec, object_store, open_store
-from cairn.tasks.checkpoints.promotion_offer import pending_offer
-from cairn.tasks.configuration.addresses import name_store
-from cairn.tasks.configuration.configuration_source import read_notify
+from cairn.tasks.checkpoints.promotion import pending_offer
+from cairn.tasks.configuration import addresses, configuration_source
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import boot_id, is_known_dead, replace_file, shares_pids, work_folder
-from cairn.tasks.policy import run_watch
-from cairn.tasks.policy.run_watch import Continue, Leave, Life, Observed, Wait, WatchAction, decide_watch, is_over
+from cairn.tasks.policy.run_watch import Life, Observed, WatchAction, decide_watch, is_over, lease_seconds
 from cairn.tasks.text.output import say
 
 CAIRN = (sys.executable, "-P", "-m", "cairn.cli.command")
@@ -47,26 +45,15 @@ class WatchRow:
     seconds: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observation:
-    """The state of one run at the last poll, since when it is unchanged, and the continuations tried since."""
-
-    attempt: int
-    mark: str
-    since: float
-    futile: int = 0
-    tried_at: float = 0.0
-
-
 class WatcherMemory:
     """The observations of one store's runs, in a file of this machine's work folder."""
 
     def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Read the file; one of another boot, or a damaged one, is ignored."""
         self._path, self.monotonic = path, monotonic
-        self._runs: dict[str, Observation] = {}
+        self._runs: dict[str, Observed] = {}
         with suppress(OSError, IntegrityError):
-            remembered = codec.decode(path.read_bytes(), dict[str, dict[str, Observation]], where=str(path))
+            remembered = codec.decode(path.read_bytes(), dict[str, dict[str, Observed]], where=str(path))
             self._runs = remembered.get(boot_id(), {})
 
     def observe(self, log: run_log.RunLog) -> Observed:
@@ -78,15 +65,15 @@ class WatcherMemory:
             heartbeat = step_log.read_heartbeat(log.store, log.prefix, started.attempt, started.claim_id)
             mark = f"open {started.attempt} committed {owner.last_committed_step} {heartbeat}"
         mark = f"{mark}, a run of {state.opening}"
-        before = seen = self._runs.get(log.run_id)
-        if seen is None or seen.mark != mark:
-            seen = Observation(attempt=state.latest_attempt, mark=mark, since=self.monotonic())
-            self._runs[log.run_id] = seen
-        moved = before is not None and before is not seen and before.attempt == state.latest_attempt
-        lives, since = moved and owner is not None, seen.since
-        return Observed(
-            owner=_life(log), unchanged_since=since, shows_life=lives, futile=seen.futile, tried_at=seen.tried_at
-        )
+        life, attempt, before = _life(log), state.latest_attempt, self._runs.get(log.run_id)
+        if before is not None and before.mark == mark:
+            seen = replace(before, owner=life, shows_life=False)
+        else:
+            moved = before is not None and before.attempt == attempt and owner is not None
+            now = self.monotonic()
+            seen = Observed(owner=life, unchanged_since=now, shows_life=moved, attempt=attempt, mark=mark)
+        self._runs[log.run_id] = seen
+        return seen
 
     def note_continued(self, run_id: str) -> None:
         """Remember that a continuation of the run was begun."""
@@ -213,7 +200,7 @@ class RunWatcher:
         def is_near(row: WatchRow) -> bool:
             if row.seconds is None:  # of what is over the index has no configuration
                 return False
-            lease_end = polled_at + run_watch.lease_seconds(self._logs[row.run_id].state)
+            lease_end = polled_at + lease_seconds(self._logs[row.run_id].state)
             return self._monotonic() + row.seconds <= lease_end
 
         while near := [run_id for run_id, row in rows.items() if is_near(row)]:
@@ -223,7 +210,7 @@ class RunWatcher:
 
     def delivering_notices(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
         """Send the notices of this block's polls to the receivers that the environment of this machine names."""
-        receivers = run_notices.all_receivers(read_notify(os.environ))
+        receivers = run_notices.all_receivers(configuration_source.read_notify(os.environ))
         return notice.delivering_notices(self._store, receivers, self.notices, say)
 
     def progress(self) -> tuple[RunProgress, ...]:
@@ -272,7 +259,7 @@ class RunWatcher:
     def _decide(self, run_id: str, log: run_log.RunLog) -> WatchRow:
         observed, now = self._observe(log), self._monotonic()
         decision = decide_watch(log.state, observed, now)
-        if isinstance(decision, Continue):  # nothing is begun on what the index says, or on a log with a hole
+        if decision.action is WatchAction.CONTINUED:  # nothing is begun on what the index says, or on a log with a hole
             is_sketch = log.head is None
             log.refresh_whole()
             if is_sketch:
@@ -280,23 +267,22 @@ class RunWatcher:
                 decision = decide_watch(log.state, observed, now)
         self._index.note(log, is_over=is_over(log.state, observed))
         row, owner, seconds = partial(WatchRow, run_id=run_id), log.state.open_attempt, now - observed.unchanged_since
-        if owner is None or seconds < 2 * run_watch.lease_seconds(log.state):
+        if owner is None or seconds < 2 * lease_seconds(log.state):
             self._silent.pop(run_id, None)
         else:
             opening, number, step = log.state.opening, owner.started.attempt, owner.last_known_step
             self._silent[run_id] = notice.silent_notice(run_id, opening, number, step, seconds)
-        match decision:
-            case Leave(why=why):
-                return row(action=WatchAction.LEFT, why=name_store(why, self._store.url, os.environ))
-            case Wait(until=until, why=why):
-                how = self._continuation.where(run_id) if observed.futile else ""
-                return row(action=WatchAction.WAITS, why=why, how=how, seconds=max(until - now, 0.0))
-            case Continue(why=why):
-                action, how = self._continuation.begin(log, silent_seconds=seconds)
-                if action is not WatchAction.CONTINUED:
-                    return row(action=action, why=f"{why}; {how}")
-                self._memory.note_continued(run_id)
-                return row(action=WatchAction.CONTINUED, why=why, how=how)
+        why = decision.why
+        if decision.action is WatchAction.LEFT:
+            return row(action=decision.action, why=addresses.name_store(why, self._store.url, os.environ))
+        if decision.action is WatchAction.WAITS:
+            how = self._continuation.where(run_id) if observed.futile else ""
+            return row(action=decision.action, why=why, how=how, seconds=max(decision.until - now, 0.0))
+        action, how = self._continuation.begin(log, silent_seconds=seconds)
+        if action is not WatchAction.CONTINUED:
+            return row(action=action, why=f"{why}; {how}")
+        self._memory.note_continued(run_id)
+        return row(action=action, why=why, how=how)
 
     def _observe(self, log: run_log.RunLog) -> Observed:
         observed = self._memory.observe(log)

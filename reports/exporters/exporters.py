@@ -1,6 +1,6 @@
 """The exporters of a configuration's `[exporters]` section: checked before a run, and run while it trains.
 
-A new exporter is a class beside `TensorBoardExporter`, a key of the section and a line in `_make_exporters`. Its thread
+A new exporter is a class beside `TensorBoardExporter`, a key of the section and lines in `run_exporters`. Its thread
 only reads and delays no training; an exporter that fails is reported once and retried ever less often.
 """
 
@@ -17,14 +17,14 @@ from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.process_scopes import repeating_beside
 
 _LONGEST_PAUSE_SECONDS = 300.0
+Say = Callable[[str], None]
 
 
 class Exporter(Protocol):
     """Copies a run's curve to another tool; each call may raise anything and take any time."""
 
-    @property
-    def name(self) -> str:
-        """The tool's name for messages."""
+    name: str
+    """The tool's name for messages."""
 
     def begin(self, state: run_state.RunState) -> None:
         """Prepare for the whole curve from its first step, whatever was exported before."""
@@ -48,35 +48,27 @@ def check_exporters(wanted: ExportersConfig) -> None:
 
 @contextmanager
 def run_exporters(
-    log: run_log.RunLog, wanted: ExportersConfig, environment: Mapping[str, str], say: Callable[[str], None]
+    log: run_log.RunLog, wanted: ExportersConfig, environment: Mapping[str, str], say: Say
 ) -> Iterator[None]:
     """Export the run while the block runs; an exporter that fails does not affect the block."""
+    from cairn.reports.exporters import tracking_tools
+
+    exporters = list[Exporter]()
+    if wanted.tensorboard:
+        exporters.append(tracking_tools.TensorBoardExporter(Path(wanted.tensorboard), log.run_id, log.store.url))
+    if wanted.wandb:
+        exporters.append(tracking_tools.WandbExporter(Path(wanted.wandb), log.run_id))
+    if wanted.mlflow:
+        exporters.append(tracking_tools.MlflowExporter(wanted.mlflow, environment, log.run_id))
     with ExitStack() as threads:
-        for exporter in _make_exporters(log, wanted, environment):
+        for exporter in exporters:
             threads.enter_context(export_beside(log, exporter, say))
         yield
 
 
-def _make_exporters(log: run_log.RunLog, wanted: ExportersConfig, environment: Mapping[str, str]) -> Iterator[Exporter]:
-    from cairn.reports.exporters.tracking_tools import MlflowClient, MlflowExporter, TensorBoardExporter, WandbExporter
-
-    if wanted.tensorboard:
-        yield TensorBoardExporter(Path(wanted.tensorboard), log.run_id, log.store.url)
-    if wanted.wandb:
-        yield WandbExporter(Path(wanted.wandb), log.run_id)
-    if wanted.mlflow:
-        experiment = environment.get("MLFLOW_EXPERIMENT_NAME") or "cairn"
-        yield MlflowExporter(MlflowClient(wanted.mlflow, environment), log.run_id, experiment=experiment)
-
-
 @contextmanager
 def export_beside(
-    log: run_log.RunLog,
-    exporter: Exporter,
-    say: Callable[[str], None],
-    *,
-    every_seconds: float = 5.0,
-    final_seconds: float = 10.0,
+    log: run_log.RunLog, exporter: Exporter, say: Say, *, every_seconds: float = 5.0, final_seconds: float = 10.0
 ) -> Iterator[None]:
     """Keep one exporter up to date while the block runs; reads the log only as far as the run itself has read it.
 

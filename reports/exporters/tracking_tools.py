@@ -56,20 +56,18 @@ class TensorBoardExporter:
         self._file = (folder / f"events.out.tfevents.{unique}{self._suffix}").open("xb")
         self._records = RecordWriter(self._file)
         self._add(now, 0, file_version="brain.Event:2")
-        self._drop_from(0)
+        self._add(now, 0, session_log={"status": "START"})
         self._file.flush()
         for path in earlier:
             path.unlink(missing_ok=True)
 
     def write(self, update: CurveUpdate) -> None:
         """Append the update and flush it to the operating system."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         if update.rewind_to is not None:
-            self._drop_from(update.rewind_to + 1)
+            self._add(time.time(), update.rewind_to + 1, session_log={"status": "START"})
         for point in (*update.steps, *update.evaluations):
-            scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()]
-            self._add(point.at_seconds, point.step, summary=Summary(value=scalars))
+            scalars = [{"tag": tag, "simple_value": value} for tag, value in point.values.items()]
+            self._add(point.at_seconds, point.step, summary={"value": scalars})
         if self._file is not None:
             self._file.flush()
 
@@ -78,11 +76,6 @@ class TensorBoardExporter:
         file, self._file = self._file, None
         if file is not None:
             file.close()
-
-    def _drop_from(self, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-
-        self._add(time.time(), step, session_log=SessionLog(status=SessionLog.START))
 
     def _add(self, at_seconds: float, step: int, **content: object) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -159,11 +152,15 @@ class MlflowRefused(ReportError):
         self.code = code
 
 
-class MlflowClient:
-    """Sends requests to one tracking server, and follows no redirect to another; each ends after ten seconds."""
+class MlflowExporter:
+    """Exports one run to one tracking server, and follows no redirect to another; a request ends after ten seconds."""
 
-    def __init__(self, address: str, environment: Mapping[str, str]) -> None:
-        """Send nothing yet; credentials come from MLflow's environment variables."""
+    name = "MLflow"
+
+    def __init__(self, address: str, environment: Mapping[str, str], run_id: str) -> None:
+        """Send nothing yet; experiment and credentials come from MLflow's environment variables."""
+        self._run_id, self._experiment = run_id, environment.get("MLFLOW_EXPERIMENT_NAME") or "cairn"
+        self._mlflow_run, self._sent_step = "", 0
         self._root = f"{address.rstrip('/')}/api/2.0/mlflow/"
         self._headers = {"Content-Type": "application/json"}
         if token := environment.get("MLFLOW_TRACKING_TOKEN"):
@@ -172,18 +169,11 @@ class MlflowClient:
             pair = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
 
-    def get(self, path: str, **parameters: str) -> Any:
-        """Send a GET request and return the answer."""
-        return self._send(urllib.request.Request(f"{self._root}{path}?{urllib.parse.urlencode(parameters)}"))
-
-    def post(self, path: str, **content: object) -> Any:
-        """Send a POST request and return the answer."""
-        data = json.dumps(content, allow_nan=False).encode()
-        return self._send(urllib.request.Request(f"{self._root}{path}", data=data, method="POST"))
-
-    def _send(self, request: urllib.request.Request) -> Any:
-        for name, value in self._headers.items():
-            request.add_header(name, value)
+    def ask(self, path: str, query: Mapping[str, str] | None = None, /, **content: object) -> Any:
+        """Send a request, a GET with its query or a POST with its content, and return the answer."""
+        address, data = f"{self._root}{path}", None if query else json.dumps(content, allow_nan=False).encode()
+        address += f"?{urllib.parse.urlencode(query)}" if query else ""
+        request = urllib.request.Request(address, data, self._headers)
         try:
             with open_directly(request, timeout_seconds=_TIMEOUT_SECONDS) as answer:
                 data = answer.read(_MOST_BYTES + 1)
@@ -199,21 +189,17 @@ class MlflowClient:
             raise ReportError(f"{self._root} answered more than {_MOST_BYTES:,} bytes")
         return json.loads(data or b"{}")
 
-
-class MlflowExporter:
-    """Exports one run to one tracking server."""
-
-    name = "MLflow"
-
-    def __init__(self, client: MlflowClient, run_id: str, *, experiment: str) -> None:
-        self._client, self._run_id, self._experiment = client, run_id, experiment
-        self._mlflow_run, self._sent_step = "", 0
-
     def begin(self, state: RunState) -> None:
         """Find the MLflow run by its tag or create it, and read the last step that was sent."""
         identity = f"{self._run_id}@{state.opening}"
-        same = f"tags.\"{_IDENTITY}\" = '{identity}'"
-        answer = self._client.post("runs/search", experiment_ids=[self._experiment_id()], filter=same, max_results=1)
+        try:
+            experiment = self.ask("experiments/create", name=self._experiment)
+        except MlflowRefused as refused:
+            if refused.code not in ("RESOURCE_ALREADY_EXISTS", "PERMISSION_DENIED"):
+                raise
+            experiment = self.ask("experiments/get-by-name", {"experiment_name": self._experiment})["experiment"]
+        number, same = str(experiment["experiment_id"]), f"tags.\"{_IDENTITY}\" = '{identity}'"
+        answer = self.ask("runs/search", experiment_ids=[number], filter=same, max_results=1)
         found = next(iter(answer.get("runs", [])), None)
         if found is None:
             names = ("model_family", "data_snapshot", "code_version")
@@ -221,7 +207,7 @@ class MlflowExporter:
             pairs = [{"key": key, "value": value} for key, value in named.items()]
             began = int(state.opened_at.timestamp() * 1000) if state.opened_at else 0
             content = {"run_name": self._run_id, "start_time": began, "tags": pairs}
-            found = self._client.post("runs/create", experiment_id=self._experiment_id(), **content)["run"]
+            found = self.ask("runs/create", experiment_id=number, **content)["run"]
         self._mlflow_run = str(found["info"]["run_id"])
         tags = {tag["key"]: tag["value"] for tag in found.get("data", {}).get("tags", [])}
         step, _, attempt = tags.get(_SENT_TAG, "").partition(":")
@@ -229,7 +215,7 @@ class MlflowExporter:
         if step.isdigit() and attempt.isdigit():  # of the surviving line: at most where a later attempt resumed
             later = (record.started for record in state.attempts if record.started.attempt > int(attempt))
             self._sent_step = min([int(step), *(started.first_step for started in later)])
-        self._client.post("runs/update", run_id=self._mlflow_run, status="RUNNING")
+        self.ask("runs/update", run_id=self._mlflow_run, status="RUNNING")
         frozen = flatten(state.opened.config) if state.opened else {}
         listed = [{"key": key, "value": str(value)[:_MOST_CHARACTERS]} for key, value in sorted(frozen.items())]
         self._send("params", listed)  # the frozen ones: MLflow allows no parameter to change
@@ -239,11 +225,13 @@ class MlflowExporter:
         if update.rewind_to is not None:
             self._sent_step = min(self._sent_step, update.rewind_to)
         unsent = [point for point in update.settled if point.step > self._sent_step]
-        metrics = [
-            _metric(name.replace("/", "."), value, point.at_seconds, point.step)
-            for point in (*unsent, *update.evaluations)
-            for name, value in point.values.items()
-        ]
+        metrics = list[Mapping[str, object]]()
+        for point in (*unsent, *update.evaluations):
+            # Each value has its own time, so that MLflow stores a value that is sent twice once.
+            at = {"timestamp": int(point.at_seconds * 1000), "step": point.step}
+            for name, value in point.values.items():
+                other = "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+                metrics.append({"key": name.replace("/", "."), "value": value if math.isfinite(value) else other, **at})
         self._send("metrics", metrics)
         ends = [(end.attempt, f"{end.reason} at step {end.last_step}: {end.detail}") for end in update.ends]
         self._send("tags", ({"key": f"cairn.attempt.{n:04d}", "value": text[:_MOST_CHARACTERS]} for n, text in ends))
@@ -259,31 +247,10 @@ class MlflowExporter:
         status = "FINISHED" if state.finished else status
         at = ended and state.attempts[-1].ended_at
         extra = {"end_time": int(at.timestamp() * 1000)} if at else {}
-        self._client.post("runs/update", run_id=self._mlflow_run, status=status, **extra)
-
-    def _experiment_id(self) -> str:
-        try:
-            found = self._client.get("experiments/get-by-name", experiment_name=self._experiment)
-            return str(found["experiment"]["experiment_id"])
-        except MlflowRefused as refused:
-            if refused.code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-        try:
-            return str(self._client.post("experiments/create", name=self._experiment)["experiment_id"])
-        except MlflowRefused as refused:
-            if refused.code != "RESOURCE_ALREADY_EXISTS":  # another run began at the same moment
-                raise
-            found = self._client.get("experiments/get-by-name", experiment_name=self._experiment)
-            return str(found["experiment"]["experiment_id"])
+        self.ask("runs/update", run_id=self._mlflow_run, status=status, **extra)
 
     def _send(self, kind: str, items: Iterable[Mapping[str, object]]) -> None:
         """Send params, metrics or tags in requests of the size that MLflow takes."""
         left = iter(items)
         while batch := list(islice(left, _AT_ONCE[kind])):
-            self._client.post("runs/log-batch", run_id=self._mlflow_run, **{kind: batch})
-
-
-def _metric(key: str, value: float, at_seconds: float, step: int) -> Mapping[str, object]:
-    """Return one value with its own time, so that MLflow stores a value that is sent twice once."""
-    shown: object = value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
-    return {"key": key, "value": shown, "timestamp": int(at_seconds * 1000), "step": step}
+            self.ask("runs/log-batch", run_id=self._mlflow_run, **{kind: batch})

@@ -9,10 +9,11 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from http.client import HTTPException
 from typing import Any, Protocol
 
@@ -23,8 +24,7 @@ from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.logs import registry, run_log, run_state
 from cairn.storage.stores import codec, object_store
 from cairn.tasks.configuration.settings import NotifyConfig
-from cairn.tasks.machine.http_request import open_directly
-from cairn.tasks.machine.process_scopes import repeating_beside
+from cairn.tasks.machine import http_request, process_scopes
 from cairn.tasks.policy.termination import GIVEN_UP, DecisionAction, FlowOutcome, flow_outcome
 from cairn.tasks.text.format import one_line
 
@@ -115,9 +115,8 @@ def _notice(run_id: str, key: str, kind: NoticeKind, step: int, at: datetime | N
 class Receiver(Protocol):
     """Takes one notice; may raise anything and take any time."""
 
-    @property
-    def name(self) -> str:
-        """Its name in messages, and in the record of delivered notices."""
+    name: str
+    """Its name in messages, and in the record of delivered notices."""
 
     def receive(self, notice: Notice) -> None:
         """Pass the notice on; returning says that it arrived."""
@@ -155,7 +154,7 @@ class WebhookReceiver:
         headers = {"Content-Type": "application/json", "User-Agent": "cairn"}
         try:
             request = urllib.request.Request(self._address, notice.document, headers, method="POST")
-            open_directly(request, timeout_seconds=self._timeout_seconds).close()
+            http_request.open_directly(request, timeout_seconds=self._timeout_seconds).close()
         except urllib.error.HTTPError as error:
             with error:
                 raise ReportError(f"the webhook answered {error.code}") from None
@@ -217,15 +216,16 @@ def delivering_notices(
     """Deliver the notices of `find` while the block runs; at its end each receiver has `final_seconds` for the rest."""
     times = {"every_seconds": every_seconds, "longest_seconds": _LONGEST_PAUSE_SECONDS, "join_seconds": final_seconds}
 
-    def deliver_beside(receiver: Receiver) -> AbstractContextManager[None]:
-        def report(error: Exception) -> None:
-            why = one_line(f"{type(error).__name__}: {error}", 200)
-            say(f"notify.{receiver.name} is tried again later, training goes on: {why}")
+    def deliver(delivery: NoticeDelivery, is_last: bool) -> None:
+        delivery.deliver(find())
 
-        delivery = NoticeDelivery(store, receiver)
-        return repeating_beside(lambda _: delivery.deliver(find()), report, name=f"{receiver.name}-notices", **times)
+    def report(name: str, error: Exception) -> None:
+        why = one_line(f"{type(error).__name__}: {error}", 200)
+        say(f"notify.{name} is tried again later, training goes on: {why}")
 
     with ExitStack() as threads:
         for receiver in receivers:
-            threads.enter_context(deliver_beside(receiver))
+            name, delivering = receiver.name, partial(deliver, NoticeDelivery(store, receiver))
+            beside = process_scopes.repeating_beside(delivering, partial(report, name), name=f"{name}-notices", **times)
+            threads.enter_context(beside)
         yield

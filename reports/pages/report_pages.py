@@ -12,11 +12,10 @@ from datetime import datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
 
 from cairn.reports.pages.run_report import RunReport, gather_report
 from cairn.reports.plots import run_curves
-from cairn.reports.queries import post_mortem, receipts, run_lookup, run_query, run_status
+from cairn.reports.queries import receipts, run_lookup, run_query, run_status
 from cairn.reports.text import answer_text, display_tables, post_mortem_text
 from cairn.storage.logs import run_log, step_log
 from cairn.storage.stores.object_store import ObjectStore
@@ -38,7 +37,7 @@ def markdown_report(report: RunReport, *, columns: int | None = None) -> str:
     pages = _environment(autoescape=False)
     if columns:
         pages.filters["markdown_table"] = partial(_lay_out_table, columns=columns)
-    parts = _render(pages, "report.md.j2", report).split("```")
+    parts = pages.get_template("report.md.j2").render(report=report).split("```")
     if columns:  # every second part is between fences
         for place, part in list(enumerate(parts))[::2]:
             parts[place] = "\n".join(piece for line in part.split("\n") for piece in output.wrap(line, columns))
@@ -57,21 +56,8 @@ def html_report(report: RunReport, curves: run_curves.RunCurves) -> str:
         from cairn.reports.plots.curve_plot import draw_run  # numpy and matplotlib: only where a curve is drawn
 
         image = draw_run(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)
-    plot, bars = base64.b64encode(image).decode(), place_bars(report.attempts)
-    return _render(html_environment(), "report.html.j2", report, plot=plot, bars=bars, live=False)
-
-
-def _render(pages: "Environment", name: str, report: RunReport, **context: object) -> str:
-    title = f"Run {report.run_id} · {report.model_family}"
-    spans = receipts.group_receipts(report.attempts)
-    return pages.get_template(name).render(report=report, title=title, spans=spans, **context)
-
-
-def write_html_report(report: RunReport, curves: run_curves.RunCurves, file: str) -> int:
-    """Write the page and return its bytes; raises `InvalidConfiguration` where the file cannot be written."""
-    content = html_report(report, curves).encode()
-    run_curves.write_output(Path(file), content)
-    return len(content)
+    plot = base64.b64encode(image).decode()
+    return html_environment().get_template("report.html.j2").render(report=report, plot=plot, live=False)
 
 
 @cache
@@ -88,8 +74,8 @@ def html_environment() -> "Environment":
         columns = zip(table.columns, zip(*table.rows, strict=True), strict=False)
         return {name for name, cells in columns if all(_NUMBER.fullmatch(format.format_value(cell)) for cell in cells)}
 
-    shown: dict[str, Callable[..., object]] = {"css_class": css_class, "describe_speed": answer_text.describe_speed}
-    shown |= {"commands": commands, "number_columns": number_columns, "samples_by_step": samples_by_step}
+    shown: dict[str, Callable[..., object]] = {"commands": commands, "number_columns": number_columns}
+    shown |= {"css_class": css_class, "place_bars": place_bars, "samples_by_step": samples_by_step}
     return _environment(autoescape=True, **shown)
 
 
@@ -104,7 +90,7 @@ def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Envi
         lstrip_blocks=True,
         auto_reload=False,  # a server that runs keeps the templates that fit its code
     )
-    ours = {**vars(format), **vars(display_tables)}
+    ours = {**vars(format), **vars(display_tables), **vars(answer_text), **vars(post_mortem_text)}
     pages.filters |= {name: value for name, value in ours.items() if callable(value)} | filters
     return pages
 
@@ -119,22 +105,16 @@ class Bar:
     title: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptBars:
-    """The bars of a run from `begin` to `end`, on a drawing 1,000 units wide."""
+def place_bars(attempts: Sequence[receipts.Receipt]) -> tuple[Sequence[Bar], datetime, datetime]:
+    """Return one bar an attempt, above 600 attempts one for each span of equal ends, and the ends of the drawing.
 
-    bars: tuple[Bar, ...]
-    begin: datetime
-    end: datetime
-
-
-def place_bars(attempts: Sequence[receipts.Receipt]) -> AttemptBars | None:
-    """Return one bar an attempt, above 600 attempts one for each span of equal ends; None without attempts."""
-    if not attempts:
-        return None
+    The drawing is 1,000 units wide; of a run without attempts there is none.
+    """
     together = [attempts] if len(attempts) > _MOST_BARS else [[receipt] for receipt in attempts]
     stretches = [stretch for group in together for stretch in receipts.group_receipts(group)]
-    ends = [_end_of(item.last) for item in stretches]
+    # An open attempt ends where it is known to have trained.
+    trained = (timedelta(seconds=item.last.gpu_seconds / item.last.placement.devices) for item in stretches)
+    ends = [item.last.ended_at or item.last.started_at + one for item, one in zip(stretches, trained, strict=True)]
     begin, end, bars = attempts[0].started_at, max(ends), list[Bar]()
     scale = _BARS_WIDTH / ((end - begin).total_seconds() or 1.0)
     for item, last in zip(stretches, ends, strict=True):
@@ -145,7 +125,7 @@ def place_bars(attempts: Sequence[receipts.Receipt]) -> AttemptBars | None:
         steps = f"steps {first.first_step:,} to {item.last.last_step:,}"
         title = f"{which}: {item.reason}, {steps}, {format.format_duration(seconds)}"
         bars.append(Bar(left=left, width=width, reason=item.reason, title=title))
-    return AttemptBars(bars=tuple(bars), begin=begin, end=end)
+    return bars, begin, end
 
 
 def css_class(reason: str) -> str:
@@ -154,27 +134,7 @@ def css_class(reason: str) -> str:
     return f"r-{name}" if name in _KNOWN else "r-other"
 
 
-def _end_of(receipt: receipts.Receipt) -> datetime:
-    """Return when the attempt ended; of an open one, up to when it is known to have trained."""
-    trained = timedelta(seconds=receipt.gpu_seconds / receipt.placement.devices)
-    return receipt.ended_at or receipt.started_at + trained
-
-
-HEADINGS: Mapping[str, str] = {  # the fields that runs can be sorted by
-    "run_id": "run",
-    "state": "state",
-    "step": "step",
-    "train_loss": "train loss",
-    "val_loss": "held-out loss",
-    "gpu_seconds": "device time",
-    "attempts": "attempts",
-    "last_seen_at": "last sign of life",
-}
-DEFAULT_SORT = "last_seen_at"
-PAGE_RUNS = 100
-"""Runs on one page of the list."""
-
-
+LAST_SEEN = "last_seen_at"
 OverviewRow = namedtuple(
     "OverviewRow",
     "run_id state model_family step total_steps attempts train_loss val_loss gpu_seconds wasted_gpu_seconds "
@@ -264,33 +224,6 @@ class RunsQuery:
     sort: str
     descending: bool
     page: int = 1
-
-    def link(self, sort: str) -> str:
-        """Return the address of the list sorted by another field; by the same one, the other way round."""
-        is_best_last = sort not in ("run_id", "state", "train_loss", "val_loss")
-        down = not self.descending if sort == self.sort else is_best_last  # the best first
-        return self._address(sort, down)
-
-    def turn_to(self, page: int) -> str:
-        """Return the address of another page of the list."""
-        return self._address(self.sort, self.descending, page=page)
-
-    def _address(self, sort: str, down: bool, **others: int) -> str:
-        return f"/?{urlencode({'q': self.search, 'sort': sort, 'down': int(down), **others})}"
-
-
-def attempt_page(frame: Frame, facts: post_mortem.PostMortem) -> str:
-    """Return the post-mortem of one attempt."""
-    answer, sections = post_mortem_text.post_mortem_answer(facts), list(post_mortem_text.post_mortem_sections(facts))
-    return render_page("attempt", frame, facts=facts, answer=answer, sections=sections)
-
-
-def run_page(frame: Frame, view: RunView, *, draws_texts: bool) -> str:
-    """Return one run: the sections of its report, the plot drawn by the browser, and its forms."""
-    report = view.report
-    spans, bars = receipts.group_receipts(report.attempts), place_bars(report.attempts)
-    shown = {"spans": spans, "bars": bars, "view": view, "draws_texts": draws_texts}
-    return render_page("run", frame, report=report, **shown)
 
 
 def render_page(name: str, frame: Frame, **shown: object) -> str:

@@ -6,7 +6,9 @@ Equal curves give equal bytes, in any thread (no pyplot); a plot is scaled and r
 import io
 from collections.abc import Iterable, Sequence
 from functools import cache
+from importlib.resources import files
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,33 +29,22 @@ _MARKED_POINTS = 60
 _END_DASHES = (0, (6, 2, 1, 2))
 _DASHES = ("solid", "dashed", "dotted", "dashdot")
 _LABELS = {"step": "step", "tokens": "tokens", "time": "time of training in seconds"}
-_STYLE: Any = {
-    "font.size": 8.0,
-    "axes.titlesize": "x-large",
-    "axes.grid": True,
-    "grid.color": "#ebebeb",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "svg.hashsalt": "cairn",
-}
 
 
-def plot_run(log: RunLog, request: run_curves.PlotRequest) -> run_curves.WrittenPlot:
+def plot_run(log: RunLog, file: Path, *, width_px: int, height_px: int, across: str) -> run_curves.WrittenPlot:
     """Draw a run that was read into the file; raises `InvalidConfiguration` where the file cannot be written."""
-    curves = run_curves.gather_curves(log)
-    size = {"width_px": request.width_px, "height_px": request.height_px}
-    image = draw_run(curves, form=request.form, across=request.across, **size)
-    run_curves.write_output(request.file, image)
+    form, curves = run_curves.plot_form(file, width=width_px, height=height_px), run_curves.gather_curves(log)
+    image = draw_run(curves, form=form, width_px=width_px, height_px=height_px, across=across)
     return run_curves.WrittenPlot(
         run_id=curves.run_id,
-        file=str(request.file),
-        bytes=len(image),
+        file=str(file),
+        bytes=run_curves.write_output(file, image),
         sha256=sha256(image),
+        width_px=width_px,
+        height_px=height_px,
         last_step=curves.last_step,
         attempts=curves.attempts,
         interruptions=dict(curves.reasons),
-        **size,
     )
 
 
@@ -104,7 +95,8 @@ def _set_style() -> None:
     import matplotlib
 
     matplotlib.rcdefaults()
-    matplotlib.rcParams.update(_STYLE)
+    style = str(files("cairn.reports.plots") / "curves.mplstyle")
+    matplotlib.rcParams.update(matplotlib.rc_params_from_file(style, fail_on_error=True, use_default_template=False))
 
 
 def _save(figure: "Figure", form: str) -> bytes:
@@ -216,7 +208,15 @@ def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
         style = {"s": 25, "c": BLACK, "marker": "x", "zorder": 9, "label": f"loss not finite × {len(bad):,}"}
         panel.scatter(shown, np.full(len(shown), 0.975), transform=panel.get_xaxis_transform(), **style)
     _draw_marks(panel, curves.marks)
-    _draw_promotions(panel, axis)
+    known, low, others = {item.step: item.val_loss for item in held}, panel.get_ylim()[0], "promoted before"
+    for promoted in sorted(curves.promotions, key=lambda item: item.current):
+        loss = known.get(promoted.step, promoted.val_loss)
+        height = low if loss is None or not np.isfinite(loss) else loss
+        size, color = (196, plot_axis.YELLOW) if promoted.current else (81, "white")
+        label = f"{promoted.alias}: step {promoted.step:,}" if promoted.current else others
+        style = {"edgecolor": BLACK, "linewidth": 0.9, "clip_on": False, "zorder": 8, "label": label}
+        panel.scatter(promoted.step * axis.unit, height, s=size, c=color, marker="*", **style)
+        others = others if promoted.current else "_nolegend_"  # one line for all of them
     style = {"fontsize": 6.0, "fontweight": "bold", "ha": "right", "va": "top", "zorder": 9}
     for reason, count in curves.reasons:
         color, _, letter = plot_axis.reason_style(reason)
@@ -252,32 +252,9 @@ def _draw_marks(panel: "Axes", marks: Iterable[run_curves.LossMark]) -> None:
         panel.axhline(mark.loss, color=GREY, linewidth=1.0, linestyle=dashes, zorder=2, label=mark.label)
 
 
-def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
-    losses = {item.step: item.val_loss for item in axis.curves.held_out}
-    low, before = panel.get_ylim()[0], "promoted before"
-    for item in sorted(axis.curves.promotions, key=lambda item: item.current):
-        loss = losses.get(item.step, item.val_loss)
-        height = low if loss is None or not np.isfinite(loss) else loss
-        size, color = (196, plot_axis.YELLOW) if item.current else (81, "white")
-        label = f"{item.alias}: step {item.step:,}" if item.current else before
-        style: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.9, "clip_on": False, "zorder": 8, "label": label}
-        panel.scatter(item.step * axis.unit, height, s=size, c=color, marker="*", **style)
-        before = before if item.current else "_nolegend_"  # one line for all of them
-
-
-def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, across: str) -> int:
-    """Draw runs that were read into one file; returns its size in bytes."""
-    size = {"width_px": request.width_px, "height_px": request.height_px}
-    image = draw_comparison(logs, form=request.form, across=across, **size)
-    run_curves.write_output(request.file, image)
-    return len(image)
-
-
-def draw_comparison(
-    logs: Sequence[RunLog], *, form: str = "png", width_px: int = 1200, height_px: int = 800, across: str = "step"
-) -> bytes:
+def draw_comparison(logs: Sequence[RunLog], *, form: str = "png", across: str = "step") -> bytes:
     """Return the plot of runs that were read as PNG or SVG."""
-    figure = _make_figure(width_px, height_px)
+    figure = _make_figure(1200, 800)
     panel = figure.add_subplot()
     shown = list[plot_axis.Column]()
     found, ends = [run_curves.gather_curves(log) for log in logs], list[tuple[float, float, str, str]]()
@@ -305,16 +282,10 @@ def draw_comparison(
     panel.set_xlabel(_LABELS[across])
     panel.set_ylabel("loss (nats per token); dots: held-out")
     panel.legend(loc="upper right")
-    _name_ends(panel, ends)
+    above: float = -np.inf
+    for value, end, name, color in sorted(ends):  # the name of each line at its end, none over another
+        share = panel.transAxes.inverted().transform(panel.transData.transform((end, value)))[1]
+        above = max(share, above + 0.035)
+        style: dict[str, Any] = {"color": color, "fontsize": 7, "va": "center"}
+        panel.text(end, above, f"  {name}", transform=panel.get_xaxis_transform(), **style)
     return _save(figure, form)
-
-
-def _name_ends(panel: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write the name of each line at its end (value, place, name, colour), none over another."""
-    height, above = 0.035, -np.inf
-    for value, place, name, color in sorted(ends):
-        share = panel.transAxes.inverted().transform(panel.transData.transform((place, value)))[1]
-        above = max(share, above + height)
-        panel.text(
-            place, above, f"  {name}", transform=panel.get_xaxis_transform(), color=color, fontsize=7, va="center"
-        )

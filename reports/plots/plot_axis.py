@@ -96,10 +96,9 @@ def smooth(series: Series, *, planned: int) -> Series:
     """
     steps, values = series.finite.steps, series.finite.values
     if (width := -(-planned // COLUMNS)) > 1:
-        cuts = range(width, len(steps), width)
-        steps, values = (
-            np.array([np.median(part) for part in np.split(it, cuts) if len(part)]) for it in (steps, values)
-        )
+        ends = range(width, len(steps), width)
+        medians = ([np.median(it) for it in np.split(column, ends) if len(it)] for column in (steps, values))
+        steps, values = map(np.array, medians)
     window = max(2, planned // (_WINDOW_SHARE * width))
     return Series(steps=steps, values=_running(_running(values, window, np.median), window, np.mean))
 
@@ -144,13 +143,14 @@ class PlotAxis:
     @property
     def reach(self) -> float:
         """The end of the axis: the planned last step, and everything recorded lies before it."""
-        ends = [item.step for item in (*self.curves.interruptions, self.curves.end) if item]
-        return (max(self.curves.last_step, self.curves.total_steps, *ends) or 1) * self.unit
+        ends = [step for steps in self.curves.interruptions.values() for step in steps]
+        finished = self.curves.end.step if self.curves.end else 0
+        return (max(self.curves.last_step, self.curves.total_steps, finished, *ends) or 1) * self.unit
 
     def places(self, reason: str) -> Sequence[float]:
         """Return where attempts ended for this reason, at most one place a pixel column."""
         unit, reach = self.unit, self.reach
-        places = [item.step * unit for item in self.curves.interruptions if item.reason == reason]
+        places = [step * unit for step in self.curves.interruptions[reason]]
         return sorted({round(place * COLUMNS / reach): place for place in places}.values())
 
 

@@ -3,7 +3,7 @@
 import math
 import os
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,15 +25,6 @@ _LEAST_PX, _GREATEST_PX = 300, 10_000
 Lines = Sequence[step_log.StepRecord]
 ReadSteps = Callable[[object_store.ObjectStore, str, Sequence[run_state.AttemptRecord]], Lines]
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interruption:
-    """Where an attempt ended before the run did, and its termination reason."""
-
-    step: int
-    attempt: int
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +58,8 @@ class LossMark:
 class RunCurves:
     """Everything that a plot shows; `points` are in step order, one a step.
 
+    `interruptions` are the steps at which attempts ended before the run did, by their termination reasons.
+
     `tokens_per_step` is 0 where it is unknown or that of a fork's parent was another, `verdict` empty where it is
     unknown. `inherited` are the steps of the runs that this one descends from by forks, `ancestors`, oldest first, each
     up to where the next one begins.
@@ -82,7 +75,7 @@ class RunCurves:
     attempts: int
     gpu_seconds: float
     points: tuple[step_log.StepPoint, ...]
-    interruptions: tuple[Interruption, ...]
+    interruptions: Mapping[str, Sequence[int]]
     replays: tuple[Replay, ...]
     held_out: tuple[evaluations.HeldOutPoint, ...]
     promotions: tuple[PromotedPoint, ...]
@@ -105,8 +98,8 @@ class RunCurves:
     @property
     def reasons(self) -> tuple[tuple[str, int], ...]:
         """Each termination reason with its number of attempts, the most frequent first."""
-        counts = Counter(item.reason for item in self.interruptions)
-        return tuple(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+        counts = ((reason, len(steps)) for reason, steps in self.interruptions.items())
+        return tuple(sorted(counts, key=lambda pair: (-pair[1], pair[0])))
 
 
 def gather_curves(
@@ -121,6 +114,10 @@ def gather_curves(
     points, reached = step_log.splice(lines, state.attempts), Counter[int]()
     for line in lines:
         reached[line.attempt] = max(line.step, reached[line.attempt])
+    interruptions = defaultdict[str, list[int]](list)
+    for ended in filter(None, (record.ended for record in state.attempts)):
+        if ended.reason != TerminationReason.COMPLETED:
+            interruptions[ended.reason].append(max(ended.last_step, reached[ended.attempt]))
     decided = alias_history.list_promotions(log.store)
     promotions = (item for item in reversed(decided) if item.run_id == log.run_id)
     # One point a step, however often it was promoted.
@@ -138,11 +135,7 @@ def gather_curves(
         attempts=len(state.attempts),
         gpu_seconds=sum(receipt.gpu_seconds for receipt in receipts),
         points=points,
-        interruptions=tuple(
-            Interruption(step=max(item.last_step, reached[item.attempt]), attempt=item.attempt, reason=item.reason)
-            for item in (record.ended for record in state.attempts)
-            if item and item.reason != TerminationReason.COMPLETED
-        ),
+        interruptions=interruptions,
         replays=tuple(_replays(points)),
         held_out=evaluations.list_held_out(state),
         promotions=tuple(
@@ -226,26 +219,14 @@ def format_number(number: float) -> str:
     return f"{number / size[0]:.4g}{size[1]}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlotRequest:
-    """File and size of a plot, and the unit of its lower axis; the upper axis has the other one."""
-
-    file: Path
-    width_px: int
-    height_px: int
-    across: str
-
-    def __post_init__(self) -> None:
-        if self.file.suffix.lower() not in _SUFFIXES:
-            raise InvalidConfiguration(f"{self.file}: must end in {' or '.join(_SUFFIXES)}; the suffix says the format")
-        for name, value in (("width", self.width_px), ("height", self.height_px)):
-            if not _LEAST_PX <= value <= _GREATEST_PX:
-                raise InvalidConfiguration(f"--{name} {value}: must be {_LEAST_PX} to {_GREATEST_PX} pixels")
-
-    @property
-    def form(self) -> str:
-        """The format that the file's suffix names: png or svg."""
-        return self.file.suffix.lower().removeprefix(".")
+def plot_form(file: Path, **pixels: int) -> str:
+    """Return the format that a plot's suffix names: png or svg; raises `InvalidConfiguration`, for its size too."""
+    if file.suffix.lower() not in _SUFFIXES:
+        raise InvalidConfiguration(f"{file}: must end in {' or '.join(_SUFFIXES)}; the suffix says the format")
+    for name, value in pixels.items():
+        if not _LEAST_PX <= value <= _GREATEST_PX:
+            raise InvalidConfiguration(f"--{name} {value}: must be {_LEAST_PX} to {_GREATEST_PX} pixels")
+    return file.suffix.lower().removeprefix(".")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,13 +244,14 @@ class WrittenPlot:
     interruptions: Mapping[str, int]
 
 
-def write_output(path: Path, content: bytes) -> None:
-    """Replace the file atomically, so that a viewer never reads half of it."""
+def write_output(path: Path, content: bytes) -> int:
+    """Replace the file atomically, so that a viewer never reads half of it; returns its size in bytes."""
     temporary = path.absolute().parent / f".{uuid.uuid4().hex}"
     try:
         with temporary.open("xb") as file:  # its permissions follow the umask
             file.write(content)
         os.replace(temporary, path)
+        return len(content)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -1,6 +1,10 @@
-"""The content of a data snapshot and the origin of a window, for `cairn data`; each part is verified before its use."""
+"""The content of a data snapshot and the origin of a window, for `cairn data`; each part is verified before its use.
 
-from collections.abc import Iterator, Mapping
+Of a configuration, its text as it would be trained on: nothing is written.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -12,13 +16,15 @@ from cairn.model.data import sample_order, token_windows
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_lookup import find_run
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
-from cairn.storage.snapshots.snapshot_manifest import SPLITS, SnapshotManifest, SplitName, TokenSpan
+from cairn.storage.snapshots.snapshot_manifest import SPLITS, RejectedRow, SnapshotManifest, SplitName, TokenSpan
+from cairn.storage.stores.codec import stored_value
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.data import foreign_tokenizer, snapshot_lookup
+from cairn.tasks.data import corpus, document, foreign_tokenizer, snapshot_build, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration
 
 DEFAULT_BLOCK_SIZE = 256
 _MOST_LISTED = 20
+_FIRST_DOCUMENTS, _SHOWN_CHARACTERS, _MOST_LEFT_OUT = 5, 400, 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +106,13 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
     files = data_snapshot.SnapshotFiles(store, found.snapshot_id, cache_dir)
     manifest = files.manifest
     window_counts: dict[str, int] = {split: (manifest.split(split).tokens - 1) // block_size for split in SPLITS}
+    weights, groups, start = snapshot_lookup.group_weights(manifest, found.data) if found.data else {}, [], 0
+    for group in manifest.known_groups:
+        weight = next(iter(weights.get(group.name, ())), None)
+        share = None if weight is None else weight / sum(first for first, *_ in weights.values())
+        _, windows = sample_order.window_range(start, group.train_tokens, block_size)
+        groups.append(GroupSummary(group=group, windows=windows, weight=weight, share=share))
+        start += group.train_tokens
     return DataSummary(
         snapshot_id=found.snapshot_id,
         run_id=found.run_id,
@@ -107,21 +120,10 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
         block_size=block_size,
         window_counts=window_counts,
         unknown_bytes=snapshot_lookup.find_unknown_bytes(store, found.snapshot_id),
-        groups=tuple(_summarize_groups(manifest, found, block_size)),
+        groups=tuple(groups),
         mixture=found.data.mixture if found.data else (),
         windows=tuple(_summarize_windows(files, _choose_windows(manifest, window_counts, choice, block_size), found)),
     )
-
-
-def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_size: int) -> Iterator[GroupSummary]:
-    weights = snapshot_lookup.group_weights(manifest, found.data) if found.data else {}
-    start = 0
-    for group in manifest.known_groups:
-        weight = next(iter(weights.get(group.name, ())), None)
-        share = None if weight is None else weight / sum(first for first, *_ in weights.values())
-        _, windows = sample_order.window_range(start, group.train_tokens, block_size)
-        yield GroupSummary(group=group, windows=windows, weight=weight, share=share)
-        start += group.train_tokens
 
 
 def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
@@ -138,13 +140,9 @@ def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
         listed = ", ".join(name[:12] for name in snapshots[:_MOST_LISTED]) or "none"
         raise RunNotFound(f"no snapshot {reference!r}, and {missing}; snapshots here: {listed}") from missing
     assert opened is not None
-    model, data = opened.config.get("model"), opened.config.get("data")
-    return FoundSnapshot(
-        snapshot_id=opened.data_snapshot,
-        run_id=reference,
-        block_size=int(model["block_size"]) if isinstance(model, dict) else 0,
-        data=DataConfig.model_validate(data),
-    )
+    block_size = stored_value(opened.config, "model", "block_size", int) or 0
+    data = DataConfig.model_validate(opened.config.get("data"))
+    return FoundSnapshot(snapshot_id=opened.data_snapshot, run_id=reference, block_size=block_size, data=data)
 
 
 def _summarize_windows(
@@ -194,3 +192,137 @@ def _choose_windows(
             f"later epochs those up to {later - 1} that begin at token {last} or before"
         )
     return [place(choice.split, choice.window)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreviewedSource:
+    """A source, the kind of its documents, and how many of them are trained on or held out."""
+
+    name: str
+    bytes: int
+    unit: str
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """Documents of one source that are left out for one reason; `place` and `detail` are of the first."""
+
+    source: str
+    kind: str
+    documents: int
+    place: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstDocument:
+    """One of the first documents; of a longer one the beginning of its `text`."""
+
+    source: str
+    place: str
+    split: str
+    bytes: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusPreview:
+    """The sources of a configuration; `refused` says why a start would refuse them, empty if it would not.
+
+    `unknown_bytes` of the text the tokenizer.json does not know; None without one, and for much text.
+    `mixture` has what is drawn from step 0 and from each stage's step on, none without weights.
+    """
+
+    sources: tuple[PreviewedSource, ...]
+    train_documents: int
+    val_documents: int
+    text_bytes: int
+    val_bytes: int
+    left_out: tuple[LeftOut, ...]
+    unknown_bytes: int | None
+    documents: tuple[FirstDocument, ...]
+    refused: str
+    notes: tuple[str, ...]
+    mixture: tuple[MixtureStage, ...]
+
+
+class _Rows:
+    """The rows of a pass over the text: numbers of documents, those that are left out, and the first ones."""
+
+    def __init__(self) -> None:
+        self.kept, self.left = Counter[str](), Counter[tuple[str, str]]()
+        self.first = dict[tuple[str, str], RejectedRow]()
+        self.shown = list[document.Document]()
+
+    def add(self, piece: document.Piece) -> None:
+        """Count a document, or one that is left out."""
+        if isinstance(piece, RejectedRow):
+            self.left[piece.source, piece.kind] += 1
+            self.first.setdefault((piece.source, piece.kind), piece)
+            return
+        self.kept[piece.source] += 1
+        if len(self.shown) < _FIRST_DOCUMENTS:
+            self.shown.append(piece)
+
+    def places(self, sources: Sequence[document.Source]) -> Mapping[tuple[str, int], str]:
+        """Return where each row that is shown is; reads a source once, however many of its rows are shown."""
+        offsets = defaultdict[str, set[int]](set)
+        rows: list[document.Piece] = [*self.first.values(), *self.shown]
+        for row in rows:
+            offsets[row.source].add(row.offset_bytes)
+        readable = (source for source in sources if source.name in offsets)
+        found = ((source.name, source.places_of(offsets[source.name])) for source in readable)
+        return {(name, offset): place for name, places in found for offset, place in places.items()}
+
+
+def preview_text(data: DataConfig, base_dir: Path) -> CorpusPreview:
+    """Read all of the text; raises InvalidCorpus for a source that cannot be read at all."""
+    if data.snapshot:
+        raise InvalidConfiguration(f"data.sources name a snapshot: show it with `cairn data {data.snapshot}`")
+    sources, rows = corpus.open_corpus(data, base_dir), _Rows()
+    survey = document.survey_corpus(sources, data.val_fraction, None, deduplicate=data.deduplicate, on_piece=rows.add)
+    refused, turned_off, unknown_bytes = "", tuple[str, ...](), None
+    try:
+        snapshot_build.require_usable(survey, data)
+        if given := snapshot_build.given_tokenizer(data, base_dir):
+            turned_off = given.turned_off
+            if data.tokenizer.endswith(".json") and survey.text_bytes <= corpus.PREVIEW_BYTES:
+                unknown_bytes = snapshot_build.count_unknown_bytes(sources, data, given)
+    except document.InvalidCorpus as problem:
+        refused = str(problem)
+    places = rows.places(sources)
+    return CorpusPreview(
+        sources=tuple(
+            PreviewedSource(name=source.name, bytes=source.bytes, unit=source.unit, documents=rows.kept[source.name])
+            for source in sources
+        ),
+        train_documents=survey.train_documents,
+        val_documents=survey.val_documents,
+        text_bytes=survey.text_bytes,
+        val_bytes=survey.val_bytes,
+        left_out=tuple(
+            LeftOut(
+                source=name,
+                kind=kind,
+                documents=number,
+                place=places[name, rows.first[name, kind].offset_bytes],
+                detail=rows.first[name, kind].detail,
+            )
+            for (name, kind), number in rows.left.most_common(_MOST_LEFT_OUT)
+        ),
+        unknown_bytes=unknown_bytes,
+        documents=tuple(
+            FirstDocument(
+                source=piece.source,
+                place=places[piece.source, piece.offset_bytes],
+                split=piece.split(data.val_fraction),
+                bytes=piece.bytes,
+                text=piece.text[:_SHOWN_CHARACTERS],
+            )
+            for piece in rows.shown
+        ),
+        refused=refused,
+        notes=snapshot_lookup.describe_tokenizer(turned_off, 0, survey.text_bytes),
+        mixture=data.mixture,
+    )

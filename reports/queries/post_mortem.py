@@ -103,12 +103,17 @@ def _gather_attempt(log: RunLog, record: AttemptRecord, beat: step_log.Heartbeat
     committed = tuple(item for item in state.checkpoints if item.committed.attempt == number)
     mine = {item.committed.manifest_sha256 for item in committed}
     evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
-    receipt, last_record = receipts.make_receipt(log.run_id, state, record, before, beat), None
+    receipt, last_record = receipts.make_receipt(log.run_id, state, record, beat), None
     with suppress(StorageError):
         last_record = step_log.read_last_record(log.store, log.prefix, number, started.claim_id)
     reached = max(receipt.last_step, receipt.last_committed_step or 0, last_record.step if last_record else 0)
     kept = receipt.first_step if receipt.last_committed_step is None else receipt.last_committed_step
     resumed = state.find(started.resumed_from.prefix) if started.resumed_from else None
+    first, since = (started.resumed_from.step, started.resumed_from.attempt) if started.resumed_from else (0, 1)
+    beyond = (item for item in run_lookup.read_checkpoints(log) if item.step > first)  # unreadable, or never committed
+    passed_over = tuple(item for item in beyond if since <= item.attempt < number)
+    path = log.store.local_path(step_log.heartbeat_key(log.prefix, number))  # a local folder has this machine's clock
+    beat_at = path.stat().st_mtime if path is not None and path.exists() else None
     here, earlier = started.placement, before.started.placement if before else None
     newest = islice(reversed(state.attempts), _ATTEMPTS_OF_HOSTS)
     failed = Counter(host for item in newest if (host := receipts.failed_host(item.started.placement, item.ended)))
@@ -124,31 +129,17 @@ def _gather_attempt(log: RunLog, record: AttemptRecord, beat: step_log.Heartbeat
         failed_hosts={host: count for host, count in failed.most_common() if count > 1},
         resumed_committed_at=resumed.committed_at if resumed else None,
         reached_before=before.ended.last_step if before and before.ended else None,
-        passed_over=tuple(_passed_over(log, record)),
+        passed_over=passed_over,
         ended_by=writer if writer and writer.attempt != number else None,
         lease_seconds=stored_value((after or record).started.config, "lease", "seconds", float),
         is_gone=ended is None and is_known_dead(here),
-        heartbeat_age_seconds=None if ended else _heartbeat_age(log, number, now),
-        successor=receipts.make_receipt(log.run_id, state, after, record, beat) if after else None,
+        heartbeat_age_seconds=max(now.timestamp() - beat_at, 0.0) if beat_at and not ended else None,
+        successor=receipts.make_receipt(log.run_id, state, after, beat) if after else None,
         config_changes=_config_changes(before, record),
         quarantines=tuple(item for item in state.quarantines if item.attempt < number),
         evaluations=evaluations,
         refused=dict(_refused(state, entries, number)),
     )
-
-
-def _passed_over(log: RunLog, record: AttemptRecord) -> Iterator[run_lookup.CheckpointSummary]:
-    """Yield the checkpoints beyond the resume point that existed before: unreadable or never committed."""
-    resumed = record.started.resumed_from
-    first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
-    attempts = range(since, record.started.attempt)
-    yield from (it for it in run_lookup.read_checkpoints(log) if it.step > first and it.attempt in attempts)
-
-
-def _heartbeat_age(log: RunLog, number: int, now: datetime) -> float | None:
-    """Return the age of the heartbeat in a local folder, which has this machine's clock."""
-    path = log.store.local_path(step_log.heartbeat_key(log.prefix, number))
-    return max(now.timestamp() - path.stat().st_mtime, 0.0) if path is not None and path.exists() else None
 
 
 def _config_changes(before: AttemptRecord | None, record: AttemptRecord) -> Mapping[str, tuple[Any, Any]]:

@@ -1,6 +1,6 @@
 """Receipts: one record for each attempt; JSON, SQL rows and tables are made from it. Grouped by how attempts ended."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
@@ -63,25 +63,15 @@ class Receipt:
 
 def read_receipts(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> tuple[Receipt, ...]:
     """Return the receipts of a run that was read, oldest first, with the heartbeat of its open attempt."""
-    state = log.state
-    return tuple(make_receipt(log.run_id, state, record, before, beat) for before, record in with_earlier(state))
-
-
-def with_earlier(state: run_state.RunState) -> Iterator[tuple[run_state.AttemptRecord | None, run_state.AttemptRecord]]:
-    """Yield every attempt with the one before it, None for the first."""
-    attempts = tuple(state.attempts)
-    return zip((None, *attempts), attempts, strict=False)
+    return tuple(make_receipt(log.run_id, log.state, record, beat) for record in log.state.attempts)
 
 
 def make_receipt(
-    run_id: str,
-    state: run_state.RunState,
-    record: run_state.AttemptRecord,
-    before: run_state.AttemptRecord | None,
-    beat: step_log.Heartbeat | None = None,
+    run_id: str, state: run_state.RunState, record: run_state.AttemptRecord, beat: step_log.Heartbeat | None = None
 ) -> Receipt:
-    """Return the receipt of one attempt, `before` the one before it; of an open one with the progress of its `beat`."""
+    """Return the receipt of one attempt; of an open one with the progress of its `beat`."""
     started, resumed, ended, since = record.started, record.started.resumed_from, record.ended, state.opened_at
+    before = state.attempt(started.attempt - 1) if started.attempt > 1 else None
     if before is not None and before.ended is not None and before.ended_at is not None:
         since = min(max(before.ended.last_seen_at or before.ended_at, before.started_at), before.ended_at)
     progress = ended or beat

@@ -3,14 +3,13 @@
 A set of runs are those named `SET.key=value`, as `cairn train --set key=value,value` names them.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import evaluations, run_lookup, run_status
-from cairn.reports.queries.receipts import SECONDS, read_receipts
+from cairn.reports.queries.receipts import read_receipts
 from cairn.storage.logs import run_index, run_log, step_log
 from cairn.storage.stores import codec, object_store
 
@@ -49,9 +48,9 @@ class ComparedRun:
     arithmetics: tuple[str, ...]
     identical: str
     settings: Mapping[str, Any]
-    better_by: float | None
-    better_by_error: float | None
-    versus_first: str | None
+    better_by: float | None = None
+    better_by_error: float | None = None
+    versus_first: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +59,6 @@ class RunComparison:
 
     differing: tuple[str, ...]
     runs: tuple[ComparedRun, ...]
-
-    @property
-    def best_first(self) -> tuple[ComparedRun, ...]:
-        """The runs by their least held-out loss, those without one last."""
-        return tuple(sorted(self.runs, key=lambda run: run.best.val_loss if run.best else math.inf))
 
 
 def find_runs(store: object_store.ObjectStore, names: Sequence[str]) -> list[run_log.RunLog]:
@@ -99,30 +93,29 @@ def compare_runs(logs: Sequence[run_log.RunLog]) -> RunComparison:
     settings = [codec.flatten(run_lookup.configuration_document(log.state)) for log in logs]
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = tuple(key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings))
-    runs = [_compared(log, {key: one.get(key) for key in differing}) for log, one in zip(logs, settings, strict=True)]
-    identities = describe_identities(logs)
-    runs = [replace(run, identical=words) for run, words in zip(runs, identities, strict=True)]
+    runs = [
+        _compared(log, {key: one.get(key) for key in differing}, identical)
+        for log, one, identical in zip(logs, settings, describe_identities(logs), strict=True)
+    ]
     first = _side(logs[0], runs[0])
-    beside = (_versus(first, log, run) for log, run in zip(logs[1:], runs[1:], strict=True))
+    beside = [_versus(first, log, run) for log, run in zip(logs[1:], runs[1:], strict=True)]
     return RunComparison(differing=differing, runs=(*runs[:1], *beside))
 
 
 def describe_identities(logs: Sequence[run_log.RunLog]) -> tuple[str, ...]:
     """Return in words with which run before it each shares its bits, and until which step; empty if with none."""
-    digests = [
-        {item.committed.step: item.committed.state_sha256 for item in log.state.surviving_checkpoints} for log in logs
-    ]
-    return tuple(_identity(logs, digests, place) for place in range(len(logs)))
-
-
-def _identity(logs: Sequence[run_log.RunLog], digests: Sequence[Mapping[int, str]], place: int) -> str:
-    own, origin = digests[place], logs[place].state.origin
-    for other, others in zip(logs[:place], digests, strict=False):
-        shared = [step for step, digest in others.items() if own.get(step) == digest]
-        shared += [origin.checkpoint.step] if origin and origin.run_id == other.run_id else []
-        if shared:
-            return f"identical to {other.run_id} until step {max(shared)}"
-    return ""
+    before, identities = dict[str, Mapping[int, str]](), list[str]()
+    for log in logs:
+        own = {item.committed.step: item.committed.state_sha256 for item in log.state.surviving_checkpoints}
+        origin, found = log.state.origin, ""
+        for run_id, others in before.items():
+            shared = [step for step, digest in others.items() if own.get(step) == digest]
+            shared += [origin.checkpoint.step] if origin and origin.run_id == run_id else []
+            if shared and not found:
+                found = f"identical to {run_id} until step {max(shared)}"
+        identities.append(found)
+        before[log.run_id] = own
+    return tuple(identities)
 
 
 def _side(log: run_log.RunLog, run: ComparedRun) -> "Side":
@@ -152,12 +145,12 @@ def _versus(first: "Side", log: run_log.RunLog, run: ComparedRun) -> ComparedRun
     return replace(run, better_by=found.better_by, better_by_error=found.error, versus_first=words)
 
 
-def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
+def _compared(log: run_log.RunLog, settings: Mapping[str, Any], identical: str) -> ComparedRun:
     state, beat = log.state, run_lookup.read_beat(log)
     status, receipts = run_status.make_status(log, beat), read_receipts(log, beat)
     newest = state.attempts[-1].started if state.attempts else None
     last = step_log.read_last_record(log.store, log.prefix, newest.attempt, newest.claim_id) if newest else None
-    seconds = {name: sum(getattr(receipt, name) or 0.0 for receipt in receipts) for name in SECONDS}
+    gpu_seconds = sum(receipt.gpu_seconds for receipt in receipts)
     document = run_lookup.configuration_document(state)
     price = codec.stored_value(document, "cost", "gpu_hour_price", float)
     held_out = evaluations.list_held_out(state)
@@ -174,13 +167,12 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
         best=evaluations.find_best(held_out),
         metrics=state.evaluations[-1].metrics if state.evaluations else {},
         attempts=len(receipts),
-        money=None if price is None else seconds["gpu_seconds"] / 3600 * price,
+        gpu_seconds=gpu_seconds,
+        useful_gpu_seconds=sum(receipt.useful_gpu_seconds or 0.0 for receipt in receipts),
+        wasted_gpu_seconds=sum(receipt.wasted_gpu_seconds or 0.0 for receipt in receipts),
+        money=None if price is None else gpu_seconds / 3600 * price,
         currency=codec.stored_value(document, "cost", "currency", str) or "",
         arithmetics=tuple(dict.fromkeys(item.arithmetic.digest for item in receipts if item.arithmetic)),
-        **seconds,
-        identical="",
+        identical=identical,
         settings=settings,
-        better_by=None,
-        better_by_error=None,
-        versus_first=None,
     )

@@ -1,25 +1,35 @@
-"""Finds a run by its id, a checkpoint by REF (an alias, `RUN` or `RUN@STEP`; an alias first), or all of a run."""
+"""Finds a run by its id, a checkpoint by REF (an alias, `RUN` or `RUN@STEP`; an alias first), or all of a run.
 
+Where a store has no run, the stores near this folder are named: the command may be meant for one of them.
+"""
+
+import os
+import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from difflib import get_close_matches
+from glob import escape, glob
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cairn.reports.errors import RunNotFound
-from cairn.reports.queries.nearby_stores import describe_no_runs
 from cairn.storage.checkpoints.sweep import parse_checkpoint_folder
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, registry, run_entries, run_index, run_log, run_state, step_log
 from cairn.storage.stores import codec, object_store
 from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.text.format import format_count
 
 if TYPE_CHECKING:
     from cairn.model.configuration.data import MixtureStage
     from cairn.tasks.configuration.run_configuration import RunConfig
 
-_SHOWN = 20
+_SHOWN, _NEARBY, _MOST_ENTRIES = 20, 5, 200
+"""Names in a list, stores nearby, and entries of one folder that are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,3 +199,26 @@ def _listed(what: str, names: list[str], wanted: str) -> str:
     meant = "".join(f"did you mean {name}? " for name in get_close_matches(wanted, names, n=1, cutoff=0.7))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{meant}{what} here: {', '.join(names[-_SHOWN:])}{more}"
+
+
+def describe_no_runs(store: object_store.ObjectStore) -> str:
+    """Return the place of a store without runs, whether its folder exists, and the stores nearby."""
+    if (runs := store.local_path("runs")) is None:
+        return f"there are no runs in {store.url}"
+    chosen, here = runs.parent, Path.cwd()
+    gone = "" if chosen.exists() else ", a folder that does not exist"
+    bases = [(here, 2), *((folder, 1) for folder in (*here.parents[:2], chosen.parent))]
+    folders = dict.fromkeys(folder for base, levels in bases for folder in _list_folders(base, levels))
+    counts = {folder: len(glob(f"{escape(str(folder))}/runs/*/log")) for folder in folders}
+    named = ((shlex.quote(os.path.relpath(folder)), count) for folder, count in counts.items() if count)
+    found = [f"--store {name} ({format_count(count, 'run')})" for name, count in named]
+    nearby = f"stores nearby: {', '.join(found[:_NEARBY])}" if found else "`cairn train quickstart` makes the first"
+    return f"there are no runs in {chosen}{gone}; {nearby}"
+
+
+def _list_folders(base: Path, levels: int) -> Iterator[Path]:
+    yield base
+    with suppress(OSError), os.scandir(base) as entries:
+        for entry in islice(entries, _MOST_ENTRIES if levels else 0):
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                yield from _list_folders(Path(entry.path), levels - 1)

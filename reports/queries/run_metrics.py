@@ -84,7 +84,7 @@ class RunMetrics:
     def __init__(self, store: ObjectStore, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._store, self._now = store, now
         self._index, self._found, self._turn = run_index.RunIndex(store), dict[str, _Scraped](), 0
-        self._reading, self._making, self._begun = threading.Lock(), threading.Lock(), float("-inf")
+        self._making, self._begun = threading.Lock(), float("-inf")
         self._text, self._took_seconds, self._beside = b"", 0.0, threading.Thread()
 
     def text(self) -> bytes:
@@ -109,13 +109,12 @@ class RunMetrics:
 
     def collect(self) -> "Iterator[Metric]":
         """Yield the metrics as `prometheus_client` wants them; a store that is away leaves `cairn_store_up` 0 alone."""
-        with self._reading:
-            try:
-                self._read()
-            except StorageError:
-                yield _family("cairn_store_up", [((), 0.0)])
-                return
-            found, now = self._found, self._now()
+        try:
+            self._read()
+        except StorageError:
+            yield _family("cairn_store_up", [((), 0.0)])
+            return
+        found, now = self._found, self._now()
         older = {run_id: (now - run.at).total_seconds() for run_id, run in found.items()}
         states = Counter(run.phase for run in found.values())
         yield _family("cairn_store_up", [((), 1.0)])
@@ -147,10 +146,10 @@ class RunMetrics:
             return _Scraped(phase=phase, samples={}, at=now)
         if log.head is None:
             self._index.fold(log)
-        return _Scraped(phase=phase, samples=sample_run(log, now), at=now)
+        return _Scraped(phase=phase, samples=_sample_run(log, now), at=now)
 
 
-def sample_run(log: run_log.RunLog, now: datetime) -> Samples:
+def _sample_run(log: run_log.RunLog, now: datetime) -> Samples:
     """Return the values of a run that was read."""
     state, owner = log.state, log.state.open_attempt
     newest, measured = state.newest_committed, state.evaluations[-1:]

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,59 +35,33 @@ _TURNED_OFF = (
 )
 _SETTINGS: dict[str, Any] = dict.fromkeys(_TURNED_OFF, "false")
 _ARITHMETIC = tuple(run_tables.plain_fields(log_entry.Arithmetic))
-_OPEN_ATTEMPTS = f"""run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
-    starting_seconds double, peak_flops double, peak_source varchar,
-    {", ".join(f"arithmetic_{name} varchar" for name in _ARITHMETIC)}, seen_at timestamptz, train_loss double,
-    tokens_per_second double"""
 _LIST_TABLES = f"tables: {', '.join(ROWS)}; `cairn sql` lists their columns"
 
 
-def _struct(record: type, prefix: str, key: str = "") -> str:
-    """Return a nested record made of the columns with its prefix; where the column of `key` is null, null."""
-    struct = "{" + ", ".join(f"'{name}': {prefix}{name}" for name in run_tables.plain_fields(record)) + "}"
-    return f"case when {prefix}{key} is not null then {struct} end as {prefix[:-1]}" if key else struct
+@cache
+def _read_views() -> Mapping[str, str]:
+    """Return the query of each view; `{rows}` in it stands for the rows of the table."""
 
+    def struct(record: type, name: str, key: str = "") -> str:
+        """Return a nested record made of the columns with its prefix; where the column of `key` is null, null."""
+        pairs = ", ".join(f"'{field}': {name}_{field}" for field in run_tables.plain_fields(record))
+        return f"case when {name}_{key} is not null then {{{pairs}}} end as {name}" if key else f"{{{pairs}}} as {name}"
 
-_LIVE = (
-    *("tokens", "gpu_seconds", "starting_seconds", "peak_flops", "peak_source"),
-    *(f"arithmetic_{name}" for name in _ARITHMETIC),
-)
-_VIEWS = {
-    "training_attempts": f"""
-        select *, {_struct(log_entry.DevicePeak, "peak_", "flops")},
-            {_struct(log_entry.Arithmetic, "arithmetic_", "digest")}, {_struct(run_entries.Placement, "placement_")}
-            as placement, {_struct(run_entries.Decision, "decision_", "action")}
-        from (select rows.* replace (
-            {", ".join(f"coalesce(live.{name}, rows.{name}) as {name}" for name in _LIVE)},
-            greatest(rows.last_step, coalesce(live.step, 0)) as last_step)
-            from (%s) rows left join folded.open_attempts live using (run_id, attempt))""",
-    "runs": """
-        select rows.* replace (
-            coalesce(live.state, rows.state) as state,
-            case when live.state = 'running' then greatest(rows.step, live.step) else rows.step end as step,
-            greatest(rows.last_seen_at, live.seen_at) as last_seen_at,
-            coalesce(live.train_loss, rows.train_loss) as train_loss,
-            case when live.state = 'running' then live.tokens_per_second end as tokens_per_second,
-            case when live.state = 'running' and live.tokens_per_second > 0 then
-                (rows.total_steps - greatest(rows.step, live.step)) * global_batch * block_size / live.tokens_per_second
-            end as seconds_left,
-            rows.tokens + coalesce(live.tokens, 0) as tokens,
-            rows.gpu_seconds + coalesce(live.gpu_seconds, 0) as gpu_seconds)
-        from (%s) rows left join folded.open_attempts live using (run_id)""",
-    "evaluations": f"select *, {_struct(run_entries.CurveVerdict, 'verdict_', 'kind')} from (%s) rows",
-    "hosts": """
-        with nothing as (%s), placed as (
-            select *, unnest(case when len(placement_hosts) > 0 then placement_hosts else [placement_host] end) as host
-            from training_attempts)
-        select host, count(distinct run_id) as runs, count(*) as attempts,
-            count(*) filter (failed_host = host) as failed,
-            max(ended_at) filter (failed_host = host) as last_failed_at
-        from placed group by host""",
-    "promotions": """
-        select rows.* replace (runs.model_family as model_family),
-            {'suite_sha256': suite_sha256, 'metrics': metrics} as evaluation
-        from (%s) rows left join runs using (run_id)""",
-}
+    live = ["tokens", "gpu_seconds", "starting_seconds", "peak_flops", "peak_source"]
+    live += [f"arithmetic_{name}" for name in _ARITHMETIC]
+    given = {
+        "peak": struct(log_entry.DevicePeak, "peak", "flops"),
+        "arithmetic": struct(log_entry.Arithmetic, "arithmetic", "digest"),
+        "placement": struct(run_entries.Placement, "placement"),
+        "decision": struct(run_entries.Decision, "decision", "action"),
+        "verdict": struct(run_entries.CurveVerdict, "verdict", "kind"),
+        "live_values": ", ".join(f"coalesce(live.{name}, rows.{name}) as {name}" for name in live),
+        "arithmetic_columns": ", ".join(f"arithmetic_{name} varchar" for name in _ARITHMETIC),
+        "rows": "{rows}",
+    }
+    text = (files("cairn.reports.queries") / "views.sql").read_text(encoding="utf-8")
+    _, *parts = re.split(r"^-- (\w+):$", text, flags=re.MULTILINE)
+    return {name: query.strip().format_map(given) for name, query in zip(parts[::2], parts[1::2], strict=True)}
 
 
 Parts: TypeAlias = "Mapping[str, Sequence[Path | pa.Table]]"
@@ -216,14 +191,11 @@ def describe_tables() -> list[tuple[str, str, str]]:
 def _database(parts: Parts, open_attempts: Sequence[tuple[object, ...]]) -> Iterator["duckdb.DuckDBPyConnection"]:
     import duckdb
 
-    with (
-        child_process.temporary_folder("cairn-sql-") as spool,
-        duckdb.connect(config=_SETTINGS) as base,
-    ):
+    with child_process.temporary_folder("cairn-sql-") as spool, duckdb.connect(config=_SETTINGS) as base:
         base.execute(f"set temp_directory = {_literals([str(spool / 'spill')])}")
         base.execute("set TimeZone = 'UTC'")
         base.execute("create schema folded")
-        base.execute(f"create table folded.open_attempts ({_OPEN_ATTEMPTS})")
+        base.execute(_read_views()["open_attempts"])
         for attempt in open_attempts:
             base.execute(f"insert into folded.open_attempts values ({', '.join('?' * len(attempt))})", attempt)
         for table in ROWS:
@@ -254,7 +226,7 @@ def _view(table: str, files: Sequence[tuple[str, str]]) -> str:
     rows = f"select {plain} from folded.{table}"
     if paths := [path for name, path in files if name == table]:
         rows += f" union all select {cast} from read_parquet([{_literals(paths)}])"
-    return _VIEWS[table] % rows if table in _VIEWS else rows
+    return _read_views().get(table, "{rows}").replace("{rows}", rows)
 
 
 def _literals(texts: Iterable[str]) -> str:

@@ -130,9 +130,7 @@ def simulate_policies(
     )
 
 
-def _offer(
-    plan: simulated_run.SimulationPlan, offer: FailureTrace, policy: Policy, seeds: Sequence[int]
-) -> OfferOutcome:
+def _offer(plan: simulated_run.SimulationPlan, offer: FailureTrace, policy: Policy, seeds: range) -> OfferOutcome:
     runs = [simulated_run.simulate(plan, offer.failures(random.Random(seed)), policy) for seed in seeds]
     price, outcome = offer.price_per_device_hour or 0.0, _outcome("", runs)
     paid = [price * plan.devices * (sum(run.seconds) - run.seconds.waiting) / 3600 for run in runs]

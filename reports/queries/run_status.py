@@ -242,12 +242,6 @@ def count_budgets(state: run_state.RunState, limits: Mapping[str, Any]) -> dict[
     return budgets
 
 
-def _is_incomplete(config: Mapping[str, Any]) -> bool:
-    """Whether a start from the log alone leaves out exporters or commands of evaluators."""
-    exporters, evaluation = config.get("exporters", {}), config.get("evaluation", {})
-    return any(exporters.values()) or bool(evaluation.get("evaluators"))
-
-
 def _next(run_id: str, state: run_state.RunState, standing: RunPhase) -> str:
     again = f"`cairn train --run-id {run_id}`"
     if standing == RunPhase.DELETING:
@@ -262,9 +256,10 @@ def _next(run_id: str, state: run_state.RunState, standing: RunPhase) -> str:
     if standing == RunPhase.FINISHED:
         return f"nothing: {stopped_early(state) or 'it is finished'}; `cairn sample {run_id}` writes text with it"
     ended, last = state.attempts[-1].ended, state.attempts[-1]
+    exporters, evaluation = (last.started.config.get(section, {}) for section in ("exporters", "evaluation"))
     if ended is not None and last.flow_run_id and last.started.placement.continued_by.startswith("prefect deployment "):
         again = f"`prefect flow-run retry {last.flow_run_id}`"  # it has all parameters of the launch
-    elif _is_incomplete(last.started.config):
+    elif any(exporters.values()) or evaluation.get("evaluators"):  # a start from the log alone would leave them out
         again = f"`cairn train CONFIG --run-id {run_id}`, CONFIG being its configuration file,"
     why = f"attempt {state.latest_attempt} ended: {ended.reason};" if ended else "its owner's process is gone;"
     if ended is not None and standing == RunPhase.PAUSED:

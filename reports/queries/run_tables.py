@@ -13,7 +13,7 @@ from typing import Any, NewType, get_args, get_type_hints
 import msgspec
 
 from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
-from cairn.reports.queries.receipts import SECONDS, Receipt, make_receipt, with_earlier
+from cairn.reports.queries.receipts import SECONDS, Receipt, make_receipt
 from cairn.storage.logs import fold_cache, log_entry, run_entries, run_note, run_state, step_log
 from cairn.storage.stores.codec import sha256, stored_value
 from cairn.storage.tables.table_cache import Column
@@ -157,7 +157,7 @@ def make_log_rows(run_id: str, state: run_state.RunState, standing: run_status.R
     attempts = {record.committed.manifest_sha256: record.committed.attempt for record in state.checkpoints}
     return {
         "runs": [make_run_row(run_id, state, standing)],
-        "training_attempts": [make_attempt_row(run_id, state, *attempts) for attempts in with_earlier(state)],
+        "training_attempts": [make_attempt_row(run_id, state, record) for record in state.attempts],
         "checkpoints": [
             ROWS["checkpoints"](
                 **_cells(run_lookup.CheckpointSummary, run_lookup.summarize_checkpoint(run_id, record)),
@@ -184,11 +184,9 @@ def make_log_rows(run_id: str, state: run_state.RunState, standing: run_status.R
     }
 
 
-def make_attempt_row(
-    run_id: str, state: run_state.RunState, before: run_state.AttemptRecord | None, record: run_state.AttemptRecord
-) -> Any:
+def make_attempt_row(run_id: str, state: run_state.RunState, record: run_state.AttemptRecord) -> Any:
     """Return a receipt as a row: placement, peak and decision become columns."""
-    receipt, started = make_receipt(run_id, state, record, before), record.started
+    receipt, started = make_receipt(run_id, state, record), record.started
     return ROWS["training_attempts"](
         **_cells(Receipt, receipt),
         **_cells(run_entries.Placement, receipt.placement, "placement_"),
@@ -217,7 +215,7 @@ def make_run_row(
     opened, finished = state.opened, state.finished
     config = opened.config if opened else {}
     ends = [record.ended for record in state.attempts if record.ended]
-    receipts = [make_receipt(run_id, state, record, before) for before, record in with_earlier(state)]
+    receipts = [make_receipt(run_id, state, record) for record in state.attempts]
     committed_at = {record.committed.manifest_sha256: record.committed_at for record in state.checkpoints}
     signs = [record.ended_at or record.started_at for record in state.attempts[-1:]]
     signs += [record.committed_at for record in state.checkpoints[-1:]]

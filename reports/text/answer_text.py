@@ -5,19 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cairn.reports.text.display_tables import Columns, Table, make_table
-from cairn.tasks.text.format import (
-    describe_mixture,
-    format_count,
-    format_duration,
-    format_money,
-    format_time,
-    format_value,
-    replace_unprintable,
-    short_digest,
-)
+from cairn.tasks.text import format
 
 if TYPE_CHECKING:  # a command that prints one answer loads nothing for the others
-    from cairn.reports.queries import corpus_preview, data_summary, evaluations, run_simulation, run_status
+    from cairn.reports.queries import data_summary, evaluations, run_simulation, run_status
     from cairn.storage.logs import run_entries
     from cairn.storage.snapshots.snapshot_manifest import SnapshotSource
     from cairn.tasks.simulation.simulated_run import IntervalLoss
@@ -40,13 +31,16 @@ Block = str | Facts | Table | Verbatim
 def status_facts(status: "run_status.RunStatus") -> Facts:
     """Return where a run stands; what is not the case is left out."""
     owner, count = status.owner, status.quarantined_windows
-    windows = f"{format_count(count, 'window')} of the data, never drawn again; `cairn log` says why" if count else ""
+    windows = f"{format.format_count(count, 'window')} of the data, never drawn again; `cairn log` says why"
     forked = {"forked from": status.forked_from} if status.forked_from else {}
-    notes = {"stopped early": status.stopped_early, "quarantined": windows}
+    notes = {"stopped early": status.stopped_early, "quarantined": windows if count else ""}
     notes |= {"speed": describe_speed(status)}
     notes |= {"evaluations": f"{status.evaluations_outstanding} outstanding" if status.evaluations_outstanding else ""}
     notes |= {"bits": status.bits, "warning": status.symptom, "injected": status.injected}
-    notes |= {"tags": ", ".join(status.tags), "note": describe_notes(status)}
+    *before, newest = status.notes or (None,)
+    more = f"; `cairn note {status.run_id}` shows those before it" if before else ""
+    note = f"{newest.text} ({newest.noted_by}, {format.format_time(newest.noted_at)}){more}" if newest else ""
+    notes |= {"tags": ", ".join(status.tags), "note": note}
     return {
         "run": status.run_id,
         **forked,
@@ -60,17 +54,10 @@ def status_facts(status: "run_status.RunStatus") -> Facts:
     }
 
 
-def describe_notes(status: "run_status.RunStatus") -> str:
-    """Return the newest note, and where those before it are; empty without one."""
-    *before, newest = status.notes or (None,)
-    more = f"; `cairn note {status.run_id}` shows those before it" if before else ""
-    return f"{newest.text} ({newest.noted_by}, {format_time(newest.noted_at)}){more}" if newest else ""
-
-
 def describe_speed(status: "run_status.RunStatus") -> str:
     """Return the speed of a run that trains, and how long its other steps take at it; empty for any other."""
     speed, left = status.tokens_per_second, status.seconds_left
-    return "" if speed is None or left is None else f"{speed:,.0f} tokens/s, {format_duration(left)} to go"
+    return "" if speed is None or left is None else f"{speed:,.0f} tokens/s, {format.format_duration(left)} to go"
 
 
 def describe_left(left: Mapping[str, int | None]) -> str:
@@ -87,7 +74,7 @@ def describe_end(ended: "run_entries.AttemptEnded") -> str:
 def describe_kept(ended: "run_entries.AttemptEnded", committed_step: int) -> str:
     """Return the detail of an attempt that a notice ended, and what of its work is committed and what is lost."""
     lost = ended.last_step - committed_step
-    again = f", {format_count(lost, 'later step')} must be computed again" if lost > 0 else ""
+    again = f", {format.format_count(lost, 'later step')} must be computed again" if lost > 0 else ""
     kept = f"step {committed_step} is committed" if committed_step else "nothing is committed"
     return f"{ended.detail}; {kept}{again}"
 
@@ -100,7 +87,7 @@ def diagnosis_blocks(diagnosis: "evaluations.Diagnosis") -> Iterator[Block]:
         "step": f"{diagnosis.step} of {diagnosis.total_steps}",
         "verdict": verdict.kind,
         "why": verdict.why,
-        "numbers": ", ".join(f"{name} {format_value(value)}" for name, value in verdict.numbers.items()) or None,
+        "numbers": ", ".join(f"{name} {format.format_value(value)}" for name, value in verdict.numbers.items()) or None,
         **{f"cure {number}": cure for number, cure in enumerate(verdict.cures, start=1)},
         **({"ended": diagnosis.stopped_early} if diagnosis.stopped_early else {}),
     }
@@ -122,15 +109,15 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
     manifest = summary.manifest
     ids = f"{manifest.vocab_size:,} ids, end of text {manifest.end_of_text_id}"
     facts = {"snapshot": summary.snapshot_id, "bytes": f"{sum(item.bytes for item in manifest.objects):,}"}
-    facts["tokenizer"] = f"{short_digest(manifest.tokenizer_sha256)}, {ids}"
+    facts["tokenizer"] = f"{format.short_digest(manifest.tokenizer_sha256)}, {ids}"
     for split, size in {"train": manifest.splits.train, "val": manifest.splits.val}.items():
         shards = sum(item.key.startswith(f"{split}-") for item in manifest.objects)
         text = f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents"
         windows = f"{summary.window_counts[split]:,} windows of {summary.block_size}"
-        facts[split] = f"{text}, {format_count(shards, 'shard')}, {windows}"
+        facts[split] = f"{text}, {format.format_count(shards, 'shard')}, {windows}"
     facts |= dict(line.split(": ", 1) for line in describe_answers(manifest))
     if summary.mixture:
-        facts["draws"] = describe_mixture(summary.mixture)
+        facts["draws"] = format.describe_mixture(summary.mixture)
     facts["left out"] = ", ".join(f"{item.kind} {item.documents:,}" for item in manifest.rejected) or "nothing"
     text_bytes = manifest.splits.train.bytes + manifest.splits.val.bytes
     yield facts | ({} if summary.unknown_bytes is None else _describe_unknown(summary.unknown_bytes, text_bytes))
@@ -150,17 +137,25 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
         yield ""
         yield make_table(summary.groups, groups)
     for window in summary.windows:
-        yield from _window_blocks(window, summary.block_size)
+        last = window.first_token + summary.block_size - 1
+        yield f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from"
+        for place in window.documents:
+            document, first = place.row, max(0, window.first_token - place.first_token)
+            where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
+            yield f"  {where}, sha256 {format.short_digest(document.sha256)}, from its token {first:,} on"
+        if not window.is_drawn:
+            yield f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it"
+        yield Verbatim(format.replace_unprintable(window.text))
 
 
-def _source_blocks(sources: "Sequence[SnapshotSource | corpus_preview.PreviewedSource]") -> Iterator[Block]:
+def _source_blocks(sources: "Sequence[SnapshotSource | data_summary.PreviewedSource]") -> Iterator[Block]:
     """Yield the first sources, and how many more there are; only a snapshot has their digests."""
-    columns: Columns[SnapshotSource | corpus_preview.PreviewedSource] = {
+    columns: Columns[SnapshotSource | data_summary.PreviewedSource] = {
         "source": lambda item: item.name,
         "documents": lambda item: f"{item.documents:,}",
         "bytes": lambda item: f"{item.bytes:,}",
         "a document is": lambda item: item.unit,
-        "sha256": lambda item: short_digest(item.sha256) if hasattr(item, "sha256") else None,
+        "sha256": lambda item: format.short_digest(item.sha256) if hasattr(item, "sha256") else None,
     }
     yield make_table(sources[:_MOST_SOURCES], columns, empty="no sources")
     if len(sources) > _MOST_SOURCES:
@@ -172,20 +167,20 @@ def _describe_unknown(unknown_bytes: int, text_bytes: int) -> dict[str, str]:
     return {"unknown": f"{unknown_bytes:,} bytes of the text to the tokenizer ({share:.2%})"}
 
 
-def preview_blocks(preview: "corpus_preview.CorpusPreview") -> Iterator[Block]:
+def preview_blocks(preview: "data_summary.CorpusPreview") -> Iterator[Block]:
     """Yield the text of a configuration: its sizes, its sources, what is left out, and the first documents."""
     train_bytes = preview.text_bytes - preview.val_bytes
     yield {
         "train": f"{train_bytes:,} bytes in {preview.train_documents:,} documents",
         "val": f"{preview.val_bytes:,} bytes in {preview.val_documents:,} documents",
-        **({"draws": describe_mixture(preview.mixture)} if preview.mixture else {}),
+        **({"draws": format.describe_mixture(preview.mixture)} if preview.mixture else {}),
         **({} if preview.unknown_bytes is None else _describe_unknown(preview.unknown_bytes, preview.text_bytes)),
         **({"refused": preview.refused} if preview.refused else {}),
     }
     yield from preview.notes
     yield ""
     yield from _source_blocks(preview.sources)
-    left: Columns[corpus_preview.LeftOut] = {
+    left: Columns[data_summary.LeftOut] = {
         "left out": lambda item: f"{item.documents:,} {item.kind}",
         "of": lambda item: item.source,
         "the first at": lambda item: item.place,
@@ -196,27 +191,15 @@ def preview_blocks(preview: "corpus_preview.CorpusPreview") -> Iterator[Block]:
     for item in preview.documents:
         yield ""
         yield f"{item.source}, {item.place}: {item.bytes:,} bytes of {item.split}"
-        yield Verbatim(replace_unprintable(item.text))
-
-
-def _window_blocks(window: "data_summary.WindowSummary", block_size: int) -> Iterator[Block]:
-    last = window.first_token + block_size - 1
-    yield f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from"
-    for place in window.documents:
-        document, first = place.row, max(0, window.first_token - place.first_token)
-        where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
-        yield f"  {where}, sha256 {short_digest(document.sha256)}, from its token {first:,} on"
-    if not window.is_drawn:
-        yield f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it"
-    yield Verbatim(replace_unprintable(window.text))
+        yield Verbatim(format.replace_unprintable(item.text))
 
 
 _OFFERS: "Columns[tuple[str, run_simulation.OfferOutcome]]" = {
     "machines": lambda item: item[0] or "the trace's",
-    "an hour": lambda item: format_money(item[1].price_per_device_hour, item[1].currency),
-    "time": lambda item: format_duration(item[1].days.value * 86400),
+    "an hour": lambda item: format.format_money(item[1].price_per_device_hour, item[1].currency),
+    "time": lambda item: format.format_duration(item[1].days.value * 86400),
     "goodput": lambda item: f"{item[1].goodput.value:.1%}",
-    "cost": lambda item: format_money(item[1].money.value, item[1].currency),
+    "cost": lambda item: format.format_money(item[1].money.value, item[1].currency),
     "middle 80 %": lambda item: f"{item[1].money.low:,.2f} to {item[1].money.high:,.2f}",
     "finished": lambda item: f"{item[1].finished_seeds} of {item[1].seeds}",
 }
@@ -228,14 +211,15 @@ def simulation_blocks(summary: "run_simulation.SimulationSummary") -> Iterator[B
     for outcome in summary.outcomes:
         yield f"{outcome.policy}: {_describe_outcome(outcome, plan.total_steps)}"
     between, shocks = summary.hours_between_failures, trace.aftershocks
-    often = "never" if between is None else f"every {format_duration(between * 3600)}"
-    wait = f"another machine after {format_duration(trace.replacement_seconds)} on average, "
+    often = "never" if between is None else f"every {format.format_duration(between * 3600)}"
+    wait = f"another machine after {format.format_duration(trace.replacement_seconds)} on average, "
     again = f"{shocks.share:.0%} followed by another {shocks.rate_factor:g} times as fast, "
     assumed = f"{wait if trace.replacement_seconds else ''}{again if shocks.share else ''}"
     tried = f"seed {summary.seed}" if seeds == 1 else f"median and middle 80 % of {seeds} seeds from {summary.seed}"
+    undisturbed = format.format_duration(plan.total_steps * plan.step_seconds)
     yield (
-        f"\non {format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
-        f"of {plan.step_seconds:.4g} s ({format_duration(plan.total_steps * plan.step_seconds)} if nothing failed), "
+        f"\non {format.format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
+        f"of {plan.step_seconds:.4g} s ({undisturbed} if nothing failed), "
         f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
         f"a failure {often}, {assumed}{tried}; {trace.source}\n"
     )
@@ -252,7 +236,7 @@ def simulation_blocks(summary: "run_simulation.SimulationSummary") -> Iterator[B
     losses: Columns[tuple[str, IntervalLoss]] = {
         "commit every": lambda item: item[0],
         "steps": lambda item: item[1].every_steps,
-        "time": lambda item: format_duration(item[1].seconds),
+        "time": lambda item: format.format_duration(item[1].seconds),
         "not useful": lambda item: f"{item[1].lost_share:.2%} ({item[1].lost_least:.2%} to {item[1].lost_most:.2%})",
     }
     yield make_table(summary.intervals.items(), losses)
@@ -269,7 +253,7 @@ def simulation_blocks(summary: "run_simulation.SimulationSummary") -> Iterator[B
 
 def _describe_outcome(outcome: "run_simulation.PolicyOutcome", total_steps: int) -> str:
     days, goodput = outcome.days, outcome.goodput
-    low, after, high = (format_duration(number * 86400) for number in (days.low, days.value, days.high))
+    low, after, high = (format.format_duration(number * 86400) for number in (days.low, days.value, days.high))
     useful = f"goodput {goodput.value:.1%} ({goodput.low:.1%} to {goodput.high:.1%})"
     if outcome.stopped_by is None:
         of_all = f"{outcome.finished_seeds} of {outcome.seeds} seeds"

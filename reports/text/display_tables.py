@@ -3,6 +3,7 @@
 In Markdown, text of a run stays text: it ends no table and begins no tag.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -227,7 +228,8 @@ def compared_runs_table(comparison: "run_comparison.RunComparison") -> Table:
         "cost": lambda run: None if run.money is None else format.format_money(run.money, run.currency),
         "arithmetic": lambda run: format_list(run.arithmetics, 3) if is_mixed else None,
     }
-    return make_table(comparison.best_first, columns)
+    best_first = sorted(comparison.runs, key=lambda run: run.best.val_loss if run.best else math.inf)
+    return make_table(best_first, columns)
 
 
 def _setting(run: "run_comparison.ComparedRun", *, key: str) -> object:

@@ -10,7 +10,7 @@ from typing import Any
 from cairn.reports.queries import post_mortem, receipts
 from cairn.reports.text import answer_text, display_tables
 from cairn.storage.stores.codec import stored_list
-from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
+from cairn.tasks.policy.termination import DecisionAction, ExitCode, TerminationReason, read_terminations
 from cairn.tasks.text import format
 
 _MOST_CHANGES, _MOST_WINDOWS, _MOST_ITEMS, _MOST_LINES = 6, 8, 3, 5
@@ -71,13 +71,21 @@ def _answer(facts: post_mortem.PostMortem, attempt: post_mortem.AttemptFacts) ->
     name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {status.run_id}"
     step = f"step {attempt.reached_step:,} of {status.total_steps:,}"
     if attempt.record.ended is None:
-        yield f"{name} {_describe_open(attempt, step)}"
+        age, lease = attempt.heartbeat_age_seconds, attempt.lease_seconds
+        seen = "" if age is None else f"; its last sign of life was {format.format_duration(age)} ago"
+        if attempt.is_gone:
+            yield f"{name} was at {step} when its process disappeared, and its end is not on record yet{seen}"
+        elif age is not None and lease is not None and age > lease:
+            limit = f"longer than the {format.format_duration(lease)} after which it counts as lost"
+            yield f"{name} was at {step} when it fell silent{seen}, {limit}"
+        else:
+            yield f"{name} has not ended: it is at {step}{seen}"
         if status.symptom:
             yield f"Warning: {status.symptom}"
         yield f"Now: {status.next}"
         return
     reason, at = attempt.record.ended.reason, f"at {step}, on {format.format_time(receipt.ended_at)}"
-    known = TERMINATIONS.get(reason)
+    known = read_terminations().get(reason)
     yield f"{name} {known.summary.format(at=at) if known else f'ended {at} for the reason {reason}'}"
     if receipt.injected:
         yield f"This end was injected: CAIRN_FAULTS lists {', '.join(receipt.injected)}"
@@ -92,17 +100,6 @@ def _answer(facts: post_mortem.PostMortem, attempt: post_mortem.AttemptFacts) ->
     origin = f"from step {after.first_step:,}{how} {format.format_duration(after.waiting_seconds)} later on {place}"
     yield f"Attempt {after.attempt} went on {origin}, {did} and {became}"
     yield f"The run is {status.state} now. Next: {status.next}"
-
-
-def _describe_open(attempt: post_mortem.AttemptFacts, where: str) -> str:
-    age, lease = attempt.heartbeat_age_seconds, attempt.lease_seconds
-    seen = "" if age is None else f"; its last sign of life was {format.format_duration(age)} ago"
-    if attempt.is_gone:
-        return f"was at {where} when its process disappeared, and its end is not on record yet{seen}"
-    if age is not None and lease is not None and age > lease:
-        limit = format.format_duration(lease)
-        return f"was at {where} when it fell silent{seen}, longer than the {limit} after which it counts as lost"
-    return f"has not ended: it is at {where}{seen}"
 
 
 def _cost(attempt: post_mortem.AttemptFacts) -> str:
@@ -229,7 +226,7 @@ def _end(attempt: post_mortem.AttemptFacts, evidence: Mapping[str, Any]) -> Iter
     yield from found
     if not found and reason not in (TerminationReason.COMPLETED, TerminationReason.FENCED):
         yield "no exit code, no signal and no last words are on record"
-    known = TERMINATIONS.get(reason)
+    known = read_terminations().get(reason)
     if known and known.because:
         yield f"That makes it {reason}: {known.because}"
     if writer is not None:
@@ -252,7 +249,11 @@ def _evidence(evidence: Mapping[str, Any], detail: str) -> Iterator[str]:
         yield f"it was killed for its silence {'before its first step' if step is None else f'after step {step:,}'}"
     code, used, limit_bytes = (_number(evidence, name) for name in ("exit_code", "rss_bytes", "memory_limit_bytes"))
     if code is not None and not (code == 0 and evidence.get("finished")):
-        yield _describe_exit(code)
+        number = -code if code < 0 else code - 128
+        name = next((f" ({item.name})" for item in signal.Signals if item == number), "")
+        how: Mapping[int, str] = {ExitCode.DONE: ", in order", ExitCode.PREEMPTED: ", in order: that of a preemption"}
+        ended = f"with exit code {code}{how.get(code, f': signal {number}{name}' if name else '')}"
+        yield f"the trainer process {f'was ended by signal {number}{name}' if code < 0 else f'ended {ended}'}"
     if (kills := _number(evidence, "oom_kills") or 0) or code == -signal.SIGKILL:
         yield f"the kernel counted {format.format_count(kills, 'kill')} for memory (oom_kill) in its control group"
     if used:
@@ -265,15 +266,6 @@ def _evidence(evidence: Mapping[str, Any], detail: str) -> Iterator[str]:
 def _number(evidence: Mapping[str, Any], name: str) -> Any:
     found = evidence.get(name)
     return found if isinstance(found, int | float) and abs(found) < _LARGEST else None
-
-
-def _describe_exit(code: int) -> str:
-    number = -code if code < 0 else code - 128
-    name = next((f" ({item.name})" for item in signal.Signals if item == number), "")
-    if code < 0:
-        return f"the trainer process was ended by signal {number}{name}"
-    how: Mapping[int, str] = {ExitCode.DONE: ", in order", ExitCode.PREEMPTED: ", in order: that of a preemption"}
-    return f"the trainer process ended with exit code {code}{how.get(code, f': signal {number}{name}' if name else '')}"
 
 
 def _last_words(words: Mapping[str, Any], detail: str) -> Iterator[str]:

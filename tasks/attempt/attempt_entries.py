@@ -20,7 +20,8 @@ from typing import Any
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.checkpoints.resume_point import begin_again, newest_verified, quarantine_checkpoint
 from cairn.storage.errors import Fenced, IntegrityError, NothingReadable, ObjectMissing, StorageError
-from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
+from cairn.storage.logs import log_entry, run_log, run_state, step_log
+from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted, DataQuarantined
 from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.injected_faults import injected_faults
@@ -34,7 +35,7 @@ from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 _DEAD_SILENT_BEATS = 1.5
 """Heartbeats for which an owner whose process is gone must be silent: a heartbeat that moves outvotes a missing pid."""
 
-Start = Callable[[int, log_entry.CheckpointReference | None, run_state.RunState], run_entries.AttemptStarted]
+Start = Callable[[int, log_entry.CheckpointReference | None, run_state.RunState], AttemptStarted]
 """Makes the entry from attempt number, resume point and state."""
 
 
@@ -51,7 +52,7 @@ class Claimant:
     kubernetes_reason: Callable[[str], str] = lambda host: ""
 
 
-def claim_attempt(log: run_log.RunLog, claimant: Claimant, start: Start) -> run_entries.AttemptStarted:
+def claim_attempt(log: run_log.RunLog, claimant: Claimant, start: Start) -> AttemptStarted:
     """Append the next attempt-started and return it; it resumes from the newest committed checkpoint that verifies.
 
     A fork without a commit resumes from the checkpoint it was forked from. Raises `LiveOwner` if another attempt is
@@ -127,7 +128,26 @@ def end_lost_attempt(log: run_log.RunLog, claimant: Claimant) -> None:
             break
         if now != owner:  # a commit may come between two heartbeats
             raise _live_owner(log, owner, "still commits")
-    _end_as_lost(log, owner, claimant)
+    last = read() or step_log.Heartbeat(
+        attempt=number, beat=0, step=owner.started.first_step, train_loss=None, tokens=0, gpu_seconds=0.0
+    )
+    evidence = failures.Evidence(
+        heartbeat_step=last.step,
+        kubernetes_reason=claimant.kubernetes_reason(owner.started.placement.host),
+        injected=injected_faults(log.store, log.prefix, owner.started),
+    )
+    over = AttemptOver(attempt=number, evidence=evidence, last=last, last_seen_at=last.at or owner.started_at)
+
+    def decide(state: run_state.RunState) -> AttemptEnded | None:
+        if state.open_attempt is None or state.open_attempt.started.attempt != over.attempt:
+            return None
+        policy = partial(budgets.decide, claimant.budgets)
+        return write_receipt(state, failures.classify(evidence), over, policy, NO_REMEDY)
+
+    state = log.append(decide, writer=claimant.writer)
+    ended = state.attempt(over.attempt).ended
+    if ended is not None and ended.decision.action == DecisionAction.STOP and ended.decision.charged is not None:
+        raise BudgetExhausted(f"run {log.run_id}: {ended.decision.reason}")
 
 
 def refuse_deleted(state: run_state.RunState) -> None:
@@ -156,37 +176,13 @@ def writing_heartbeats(
 
 def _next_attempt(
     log: run_log.RunLog, reference: log_entry.CheckpointReference | None, start: Start, state: run_state.RunState
-) -> run_entries.AttemptStarted | None:
+) -> AttemptStarted | None:
     if state.open_attempt is not None:
         raise _live_owner(log, state.open_attempt, "claimed the run first")
     newest = state.newest_committed
     if (newest.committed.reference if newest else state.beginning) != reference:
         return None  # the log changed in between: verify again
     return start(state.latest_attempt + 1, reference, state)
-
-
-def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: Claimant) -> None:
-    number = owner.started.attempt
-    last = step_log.read_heartbeat(log.store, log.prefix, number, owner.started.claim_id) or step_log.Heartbeat(
-        attempt=number, beat=0, step=owner.started.first_step, train_loss=None, tokens=0, gpu_seconds=0.0
-    )
-    evidence = failures.Evidence(
-        heartbeat_step=last.step,
-        kubernetes_reason=claimant.kubernetes_reason(owner.started.placement.host),
-        injected=injected_faults(log.store, log.prefix, owner.started),
-    )
-    over = AttemptOver(attempt=number, evidence=evidence, last=last, last_seen_at=last.at or owner.started_at)
-
-    def decide(state: run_state.RunState) -> run_entries.AttemptEnded | None:
-        if state.open_attempt is None or state.open_attempt.started.attempt != over.attempt:
-            return None
-        policy = partial(budgets.decide, claimant.budgets)
-        return write_receipt(state, failures.classify(evidence), over, policy, NO_REMEDY)
-
-    state = log.append(decide, writer=claimant.writer)
-    ended = state.attempt(over.attempt).ended
-    if ended is not None and ended.decision.action == DecisionAction.STOP and ended.decision.charged is not None:
-        raise BudgetExhausted(f"run {log.run_id}: {ended.decision.reason}")
 
 
 def _live_owner(log: run_log.RunLog, owner: run_state.AttemptRecord, why: str) -> LiveOwner:
@@ -235,16 +231,25 @@ class DataOrigin:
 
 def end_attempt(
     log: run_log.RunLog, over: AttemptOver, *, limits: BudgetsConfig, origin: DataOrigin, writer: log_entry.Writer
-) -> run_entries.AttemptEnded:
+) -> AttemptEnded:
     """Append the remedy and the receipt, and return the receipt; raises `Fenced` if another process ended it."""
     written = log.refresh().attempt(over.attempt).ended
     if written is not None and written.evidence == evidence_document(over.evidence):
         return written
     if log.state.fences(over.attempt):
         raise Fenced(f"run {log.run_id}: attempt {over.attempt} was ended by another process; it writes nothing more")
-    failure, remedy = failures.classify(over.evidence), NO_REMEDY
+    failure, report, remedy = failures.classify(over.evidence), over.evidence.last_words, NO_REMEDY
     try:
-        remedy = _find_remedy(log, failure, over.evidence.last_words, origin)
+        if failure.reason is TerminationReason.BAD_DATA:
+            # It takes time to import, and only damaged data needs it.
+            from cairn.tasks.data.snapshot_build import repair_snapshot
+
+            # Damaged objects are rebuilt at once, because that changes no correct byte.
+            copies = (origin.cache_dir, origin.work_dir)
+            repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, *copies)
+            remedy = Remedy(repaired_objects=repaired, windows=report.windows if report and not repaired else ())
+        elif failure.reason is TerminationReason.DIVERGED and report is not None:
+            remedy = Remedy(windows=report.windows, before_step=report.spike_step or report.step)
     except (IntegrityError, ObjectMissing) as error:  # no remedy: the manifest or the sources are damaged or gone
         failure = replace(failure, detail=f"{failure.detail}; {error}")
     policy = partial(budgets.decide, limits, jitter=over.jitter)
@@ -252,9 +257,7 @@ def end_attempt(
     if receipt.decision.action == DecisionAction.RESUME:
         if remedy.windows:
             windows = tuple(sorted(set(remedy.windows)))
-            body = run_entries.DataQuarantined(
-                attempt=over.attempt, reason=failure.reason, windows=windows, detail=failure.detail
-            )
+            body = DataQuarantined(attempt=over.attempt, reason=failure.reason, windows=windows, detail=failure.detail)
             log.append(lambda state: None if set(windows) <= state.quarantined_windows else body, writer=writer)
         if (before := remedy.before_step) is not None:
             # The oldest readable checkpoint stays, so that there is always one to resume from.
@@ -265,25 +268,9 @@ def end_attempt(
     return receipt
 
 
-def _find_remedy(
-    log: run_log.RunLog, failure: failures.Failure, report: failures.ExceptionReport | None, origin: DataOrigin
-) -> Remedy:
-    """Damaged objects are rebuilt at once, because that changes no correct byte."""
-    if failure.reason is TerminationReason.BAD_DATA:
-        # It takes time to import, and only damaged data needs it.
-        from cairn.tasks.data.snapshot_build import repair_snapshot
-
-        copies = (origin.cache_dir, origin.work_dir)
-        repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, *copies)
-        return Remedy(repaired_objects=repaired, windows=report.windows if report and not repaired else ())
-    if failure.reason is TerminationReason.DIVERGED and report is not None:
-        return Remedy(windows=report.windows, before_step=report.spike_step or report.step)
-    return NO_REMEDY
-
-
 def write_receipt(
     state: run_state.RunState, failure: failures.Failure, over: AttemptOver, policy: budgets.Policy, remedy: Remedy
-) -> run_entries.AttemptEnded:
+) -> AttemptEnded:
     """Return the entry that ends the open attempt of `state`, including the decision on what follows."""
     owner, number, last = state.open_attempt, over.attempt, over.last
     if owner is None or owner.started.attempt != number:
@@ -295,19 +282,17 @@ def write_receipt(
     sizes, training = attempt_sizes.sizes_of(owner.started), owner.started.config.get("training", {})
     batch, processes = training.get("global_batch", sizes.micro_batch), owner.started.placement.world_size
     mode, halves = training.get("parallel", "ddp"), training.get("on_oom") == "halve"
-    lighter = attempt_sizes.lighter_sizes(
-        sizes, global_batch=batch, processes=processes, mode=mode, halves_first=halves
-    )
+    less = attempt_sizes.lighter_sizes(sizes, global_batch=batch, processes=processes, mode=mode, halves_first=halves)
     impact = budgets.FailureImpact(
         last_step=last_step,
         sizes=sizes,
-        lighter=attempt_sizes.choose_lighter(sizes, lighter, over.room),
+        lighter=attempt_sizes.choose_lighter(sizes, less, over.room),
         wasted_gpu_seconds=gpu_seconds - useful,
         quarantined_samples=len(set(remedy.windows) - before),
         repaired_objects=remedy.repaired_objects,
         given_up=over.evidence.stop_signal is not None and over.evidence.exit_code is None,
     )
-    return run_entries.AttemptEnded(
+    return AttemptEnded(
         attempt=number,
         reason=failure.reason,
         detail=failure.detail,

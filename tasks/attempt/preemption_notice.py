@@ -10,11 +10,12 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
+from typing import TypeVar
 from urllib.error import HTTPError
 from urllib.request import Request
 
@@ -28,10 +29,13 @@ from cairn.tasks.machine.http_request import open_directly
 from cairn.tasks.machine.process_scopes import running_beside
 
 _AWS_ADDRESS = _AZURE_ADDRESS = "http://169.254.169.254"
-_GCP_HOST = "metadata.google.internal"
+_GCP_HOST, _FLAVOR = "metadata.google.internal", "Metadata-Flavor"
 _AZURE_ENDS = frozenset({"Preempt", "Terminate", "Redeploy", "Reboot"})
 _TIMEOUT_SECONDS = 2.0
 _DETAIL_BYTES = 200
+
+
+T = TypeVar("T")
 
 
 class MetadataUnavailable(TaskError):
@@ -78,68 +82,69 @@ def read_notice_file(path: str) -> PreemptionNotice | None:
 
 def read_aws_notice(address: str = _AWS_ADDRESS) -> PreemptionNotice | None:
     """Return the spot interruption notice of EC2's metadata service, version 2, which needs a session token."""
-    service = f"{address.rstrip('/')}/latest"
-    status, granted, _ = _answer(f"{service}/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
-    if status != 200:
-        raise MetadataUnavailable(f"AWS metadata service gave no token: {status}")
+    service, base = "AWS metadata service", f"{address.rstrip('/')}/latest"
+    granted = _ask(service, f"{base}/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT") or ""
     token = {"X-aws-ec2-metadata-token": granted.strip()}
-    status, body, _ = _answer(f"{service}/meta-data/spot/instance-action", token)
-    if status == 404:  # there is none
+    body = _ask(service, f"{base}/meta-data/spot/instance-action", token, is_optional=True)
+    found = None if body is None else _decode(service, body, _InstanceAction)
+    if found is None or found.action not in ("terminate", "stop", "hibernate"):
         return None
-    if status != 200:
-        raise MetadataUnavailable(f"AWS metadata service answered {status}")
-    try:
-        found = msgspec.json.decode(body, type=_InstanceAction)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise MetadataUnavailable(f"AWS metadata service gave an unreadable answer: {error}") from error
-    if found.action not in ("terminate", "stop", "hibernate"):
-        return None
-    detail = f"AWS announced: {found.action} at {found.time[:_DETAIL_BYTES]}"
-    return PreemptionNotice(name="aws", detail=detail)
+    return PreemptionNotice(name="aws", detail=f"AWS announced: {found.action} at {found.time[:_DETAIL_BYTES]}")
 
 
 def read_gcp_notice(host: str = _GCP_HOST) -> PreemptionNotice | None:
     """Return the notice at `host` (with port or not): the instance is preempted, or ended to maintain its host."""
-    if _read_gcp(host, "preempted") == "TRUE":
-        return PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
-    if (event := _read_gcp(host, "maintenance-event")) == "TERMINATE_ON_HOST_MAINTENANCE":
-        return PreemptionNotice(name="gcp", detail=f"GCP announced: {event}")
+    ends = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
+    for name, end in ends.items():
+        url = f"http://{host}/computeMetadata/v1/instance/{name}"
+        found = _ask(f"GCP metadata server: {name}:", url, {_FLAVOR: "Google"}, is_optional=True)
+        if found is not None and found.strip() == end:
+            detail = "this instance is being preempted" if end == "TRUE" else end
+            return PreemptionNotice(name="gcp", detail=f"GCP announced: {detail}")
     return None
-
-
-def _read_gcp(host: str, name: str) -> str:
-    status, body, flavor = _answer(f"http://{host}/computeMetadata/v1/instance/{name}", {"Metadata-Flavor": "Google"})
-    # Another server under this name, such as a captive portal, does not send Google's header.
-    if status == 404:
-        return ""
-    if status != 200 or flavor != "Google":
-        raise MetadataUnavailable(f"GCP metadata server: {name}: answered {status}")
-    return body.strip()
 
 
 def read_azure_notice(address: str = _AZURE_ADDRESS) -> PreemptionNotice | None:
     """Return the first scheduled event that ends this machine; those of others in its set are told here too."""
-    body = _read_azure(address, "scheduledevents?api-version=2020-07-01")
-    try:
-        found = msgspec.json.decode(body, type=_AzureEvents)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise MetadataUnavailable(f"Azure metadata service gave an unreadable answer: {error}") from error
-    ending = [event for event in found.events if event.event_type in _AZURE_ENDS]
-    own = _read_azure(address, "instance/compute/name?api-version=2021-02-01&format=text").strip() if ending else ""
-    for event in ending:
-        if own in event.resources:
-            when = event.not_before or "an unknown time"
-            return PreemptionNotice(
-                name="azure", detail=f"Azure announced: {event.event_type} at {when}"[:_DETAIL_BYTES]
-            )
+    service, base, headers = "Azure metadata service", f"{address.rstrip('/')}/metadata", {"Metadata": "true"}
+    body = _ask(service, f"{base}/scheduledevents?api-version=2020-07-01", headers) or ""
+    for event in _decode(service, body, _AzureEvents).events:
+        if event.event_type in _AZURE_ENDS:
+            own = _ask(service, f"{base}/instance/compute/name?api-version=2021-02-01&format=text", headers) or ""
+            if own.strip() in event.resources:
+                detail = f"Azure announced: {event.event_type} at {event.not_before or 'an unknown time'}"
+                return PreemptionNotice(name="azure", detail=detail[:_DETAIL_BYTES])
     return None
 
 
-def _read_azure(address: str, name: str) -> str:
-    status, body, _ = _answer(f"{address.rstrip('/')}/metadata/{name}", {"Metadata": "true"})
-    if status != 200:
-        raise MetadataUnavailable(f"Azure metadata service answered {status}")
-    return body
+def _decode(service: str, body: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MetadataUnavailable(f"{service} gave an unreadable answer: {error}") from error
+
+
+def _ask(
+    service: str, url: str, headers: Mapping[str, str], *, method: str = "GET", is_optional: bool = False
+) -> str | None:
+    """Return the body of a good answer; None for 404 where that `is_optional`, so that there is no notice."""
+    request = Request(url, headers=dict(headers), method=method)
+    try:  # the service is on this machine, never behind a proxy
+        with open_directly(request, timeout_seconds=_TIMEOUT_SECONDS, proxies=False) as response:
+            body: bytes = response.read(64 * 1024)
+            # Another server under Google's name, such as a captive portal, does not send its header.
+            is_real = _FLAVOR not in headers or response.headers.get(_FLAVOR) == headers[_FLAVOR]
+            if response.status == 200 and is_real:
+                return body.decode("utf-8", "replace")
+            status = response.status
+    except HTTPError as error:
+        with error:
+            status = error.code
+    except (OSError, HTTPException, ValueError) as error:
+        raise MetadataUnavailable(f"{url}: {error}") from error
+    if status == 404 and is_optional:
+        return None
+    raise MetadataUnavailable(f"{service} answered {status}")
 
 
 def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> tuple[NoticeSource, ...]:
@@ -154,11 +159,7 @@ def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> 
 
 
 def polling_notices(
-    shutdown: ShutdownSignal,
-    sources: tuple[NoticeSource, ...],
-    *,
-    poll_seconds: float,
-    on_problem: Callable[[str], None] = lambda problem: None,
+    shutdown: ShutdownSignal, sources: Sequence[NoticeSource], *, poll_seconds: float, on_problem: Callable[[str], None]
 ) -> AbstractContextManager[None]:
     """Poll the sources in the block until a notice requests the shutdown; `on_problem` gets a source's failure once."""
     unavailable: set[NoticeSource] = set()
@@ -223,20 +224,6 @@ def is_cancelled(shown: str) -> bool:
     if state != "COMPLETING" or words.get("PreemptTime", "None") != "None":
         return False
     return 0 < _seconds(words.get("RunTime", "")) < (_seconds(words.get("TimeLimit", "")) or math.inf)
-
-
-def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> tuple[int, str, str]:
-    """Return status, body and the header that Google's service sends."""
-    request = Request(url, headers=dict(headers), method=method)
-    try:  # the service is on this machine, never behind a proxy
-        with open_directly(request, timeout_seconds=_TIMEOUT_SECONDS, proxies=False) as response:
-            body: bytes = response.read(64 * 1024)
-            return response.status, body.decode("utf-8", "replace"), response.headers.get("Metadata-Flavor", "")
-    except HTTPError as error:
-        with error:
-            return error.code, "", ""
-    except (OSError, HTTPException, ValueError) as error:
-        raise MetadataUnavailable(f"{url}: {error}") from error
 
 
 def _seconds(duration: str) -> int:

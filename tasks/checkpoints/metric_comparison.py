@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs import run_log, window_losses
-from cairn.storage.logs.registry import MetricDifference, Promoted
-from cairn.storage.logs.run_entries import EvaluationRecorded
+from cairn.storage.logs import registry, run_entries, run_log, window_losses
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.settings import MetricGate
 
-Measured: TypeAlias = Promoted | EvaluationRecorded
-ReadLosses: TypeAlias = Callable[[str, EvaluationRecorded], window_losses.WindowLosses | None]
+Measured: TypeAlias = registry.Promoted | run_entries.EvaluationRecorded
+ReadLosses: TypeAlias = Callable[[str, run_entries.EvaluationRecorded], window_losses.WindowLosses | None]
 """Returns the losses by window of an evaluation of a run, None where there are none; raises `IntegrityError`."""
 BLOCKS = 32
 """Neighbouring windows of one document are alike: differences are averaged over so many runs of windows first."""
@@ -42,7 +40,7 @@ class Side:
 def losses_reader(store: ObjectStore) -> ReadLosses:
     """Return the reader of losses by window of the runs of a store."""
 
-    def read(run_id: str, item: EvaluationRecorded) -> window_losses.WindowLosses | None:
+    def read(run_id: str, item: run_entries.EvaluationRecorded) -> window_losses.WindowLosses | None:
         digest = item.window_losses_sha256
         return window_losses.read_losses(store, run_log.run_prefix(run_id), digest) if digest else None
 
@@ -61,14 +59,17 @@ def find_alike(measured: Iterable[Measured], like: Measured) -> Measured | None:
 
 def compare_metric(
     gate: MetricGate, item: Measured, run_id: str, champion: Side, read_losses: ReadLosses
-) -> MetricDifference | str:
+) -> registry.MetricDifference | str:
     """Return the difference of the evaluation `item` from the champion's, or why the two cannot be compared."""
     other, metric = find_alike(champion.measured, item), gate.metric
     if other is None or metric not in other.metrics:
         return _unlike(item, champion, metric)
     value, before = item.metrics[metric], other.metrics[metric]
-    error = _printed_error(metric, item, other)
-    if isinstance(item, EvaluationRecorded) and isinstance(other, EvaluationRecorded):
+    name, comma, rest = metric.partition(",")
+    printed = [one.metrics.get(f"{name}_stderr{comma}{rest}") for one in (item, other)]
+    known = [error for error in printed if error is not None]
+    error = math.hypot(*known) if len(known) == len(printed) else None
+    if isinstance(item, run_entries.EvaluationRecorded) and isinstance(other, run_entries.EvaluationRecorded):
         sides = [(run_id, item), (champion.run_id, other)]
         try:
             ours, theirs = (read_losses(*side) for side in sides)
@@ -82,7 +83,7 @@ def compare_metric(
                 return f"the champion {champion.named} was measured on other text of the same data: {here}"
             error = paired_error(ours.losses[metric], theirs.losses[metric])
     better_by = before - value if gate.direction == "lower" else value - before
-    return MetricDifference(
+    return registry.MetricDifference(
         suite_sha256=item.suite_sha256, metric=metric, value=value, before=before, better_by=better_by, error=error
     )
 
@@ -98,12 +99,7 @@ def paired_error(losses: Sequence[float], others: Sequence[float]) -> float | No
     return statistics.stdev(means) / math.sqrt(blocks)
 
 
-def describe_difference(difference: MetricDifference) -> str:
-    """Return both values, and the difference with its error."""
-    return f"{difference.metric} {difference.value:.4f}, before {difference.before:.4f}: {difference}"
-
-
-def describe_failure(gate: MetricGate, key: str, difference: MetricDifference) -> str:
+def describe_failure(gate: MetricGate, key: str, difference: registry.MetricDifference) -> str:
     """Return why the gate of a key refuses: an improvement is not shown, or a regression is; empty if it does not."""
     noise = NOISE_IN_ERRORS * (difference.error or 0.0)
     if gate.no_regression:
@@ -120,13 +116,6 @@ def describe_failure(gate: MetricGate, key: str, difference: MetricDifference) -
     return f"{difference.metric}{suite} {difference.value:.4f} {verb} {limit}, and is {difference}"
 
 
-def _printed_error(metric: str, *measured: Measured) -> float | None:
-    name, comma, rest = metric.partition(",")
-    errors = [item.metrics.get(f"{name}_stderr{comma}{rest}") for item in measured]
-    known = [error for error in errors if error is not None]
-    return math.hypot(*known) if len(known) == len(errors) else None
-
-
 def _unlike(item: Measured, champion: Side, metric: str) -> str:
     named = f"the champion {champion.named}"
     same_suite = [other for other in champion.measured if other.suite_sha256 == item.suite_sha256]
@@ -136,6 +125,6 @@ def _unlike(item: Measured, champion: Side, metric: str) -> str:
         data = f"other data ({same_suite[0].data_snapshot[:8]}, here {item.data_snapshot[:8]})"
         return f"{named} was measured on {data}, so the two cannot be compared"
     suites = ", ".join(dict.fromkeys(other.suite_sha256[:8] for other in champion.measured)) or "none"
-    here = f"{item.suite if isinstance(item, EvaluationRecorded) else 'this one'} {item.suite_sha256[:8]}"
+    here = f"{item.suite if isinstance(item, run_entries.EvaluationRecorded) else 'this one'} {item.suite_sha256[:8]}"
     remedy = f"measure it under this one (`cairn evaluate {champion.named} --suite FILE`) and offer again"
     return f"{named} was measured under another suite ({suites}, here {here}); {remedy}"

@@ -1,15 +1,25 @@
-"""The gates before a promotion: pure functions, asked in one order, of which the first that refuses is recorded."""
+"""The gates before a promotion, of which the first that refuses is recorded, and offers of a checkpoint to an alias.
+
+An offer pins its checkpoint in the run's log before the registry may point at it, so that no sweep deletes it in
+between. The gates are pure functions, asked again on the newest registry at every append: of two concurrent offers the
+slower one is compared with the new champion.
+"""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 
-from cairn.storage.logs import log_entry, run_entries, run_state
-from cairn.storage.logs.registry import MetricDifference, Promoted, Refused, RegistryState, SuiteReference
+from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state
+from cairn.storage.logs.registry import MetricDifference, Promoted, Refused, Registry, RegistryState, SuiteReference
 from cairn.tasks.checkpoints import metric_comparison
 from cairn.tasks.configuration.settings import METRIC, MetricGate
+from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+from cairn.tasks.errors import GateRefused
+from cairn.tasks.machine.placement import this_placement
+from cairn.tasks.policy import run_set
 
 
 def describe_champion(champion: Promoted) -> str:
@@ -75,47 +85,9 @@ class PromotionRules:
     needs_approval: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Offer:
-    """Input of a gate: `evaluation` is compared; `differences` from the champion are in the order of the rules.
-
-    One that cannot be told is the reason in words. There are none before the first champion or without an evaluation.
-    """
-
-    candidate: Candidate
-    rules: PromotionRules
-    champion: Promoted | None
-    evaluation: run_entries.EvaluationRecorded | None
-    differences: tuple[MetricDifference | str, ...]
-
-    @property
-    def known(self) -> tuple[MetricDifference, ...]:
-        """The differences that can be told."""
-        return tuple(item for item in self.differences if isinstance(item, MetricDifference))
-
-
 def evaluations_of(state: run_state.RunState, manifest_sha256: str) -> tuple[run_entries.EvaluationRecorded, ...]:
     """Return every evaluation of exactly these weights, newest first."""
     return tuple(reversed(state.evaluations_of(manifest_sha256)))
-
-
-def find_best_evaluation(state: run_state.RunState, suite_sha256: str) -> run_entries.EvaluationRecorded | None:
-    """Return the evaluation with the lowest finite loss among readable checkpoints of the suite."""
-    known = (item for record in state.readable for item in reversed(record.evaluations))
-    fitting = (item for item in known if item.suite_sha256 == suite_sha256)
-    finite = (item for item in fitting if math.isfinite(item.metrics.get(METRIC, math.nan)))
-    return min(finite, key=lambda item: item.metrics[METRIC], default=None)
-
-
-def choose_evaluation(
-    candidate: Candidate, rules: PromotionRules, champion: Promoted | None
-) -> run_entries.EvaluationRecorded | None:
-    """Return the evaluation to compare: one measured like the champion, else the primary suite's, else None."""
-    suites = [suite.sha256 for suite in rules.required[:1]] or [item.suite_sha256 for item in candidate.evaluations[:1]]
-    suites += [champion.suite_sha256] if champion else []
-    found = [item for suite in suites for item in candidate.evaluations if item.suite_sha256 == suite]
-    alike = [item for item in found if champion is None or metric_comparison.is_measured_like(item, champion)]
-    return next(iter([*alike, *found]), None)
 
 
 def decide_promotion(
@@ -134,41 +106,31 @@ def decide_promotion(
     champion = registry.champion
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
         return None
-    evaluation = choose_evaluation(candidate, rules, champion)
-    differences = tuple[MetricDifference | str, ...]()
+    # Compared is the evaluation that was measured like the champion, else that under the primary suite.
+    suites = [suite.sha256 for suite in rules.required[:1]] or [item.suite_sha256 for item in candidate.evaluations[:1]]
+    suites += [champion.suite_sha256] if champion else []
+    found = [item for suite in suites for item in candidate.evaluations if item.suite_sha256 == suite]
+    alike = [item for item in found if champion is None or metric_comparison.is_measured_like(item, champion)]
+    evaluation, compared = next(iter([*alike, *found]), None), list[tuple[MetricGate, MetricDifference | str]]()
     if champion is not None and evaluation is not None and METRIC in evaluation.metrics:
-        named = f"{champion.run_id}@{champion.step}"
         measured: tuple[metric_comparison.Measured, ...] = (*read_evaluations(champion), champion)
+        named = f"{champion.run_id}@{champion.step}"
         side = metric_comparison.Side(named=named, run_id=champion.run_id, measured=measured)
-        compare = partial(_compare, candidate, rules, evaluation, side, read_losses)
-        differences = tuple(map(compare, all_gates(rules)))
-    offer = _Offer(candidate=candidate, rules=rules, champion=champion, evaluation=evaluation, differences=differences)
-    for name, gate in GATES:
-        if detail := gate(offer):
-            return refusal(candidate, alias, name, detail, evaluation, offer.known)
-    return _promoted(offer, alias)
-
-
-def all_gates(rules: PromotionRules) -> tuple[MetricGate, ...]:
-    """Return the comparisons with the champion, that of the held-out loss first."""
-    return (MetricGate(margin=rules.min_improvement), *rules.gates)
-
-
-def _compare(
-    candidate: Candidate,
-    rules: PromotionRules,
-    evaluation: run_entries.EvaluationRecorded,
-    champion: metric_comparison.Side,
-    read_losses: metric_comparison.ReadLosses,
-    gate: MetricGate,
-) -> MetricDifference | str:
-    wanted = next((suite.sha256 for suite in rules.required if suite.name == gate.suite), evaluation.suite_sha256)
-    found = [item for item in candidate.evaluations if item.suite_sha256 == wanted and gate.metric in item.metrics]
-    alike = (item for item in found if metric_comparison.find_alike(champion.measured, item))
-    item = evaluation if not gate.suite and gate.metric in evaluation.metrics else next(alike, next(iter(found), None))
-    if item is None:
-        return f"{candidate.named} has no {gate.metric} under suite {gate.suite or evaluation.suite}"
-    return metric_comparison.compare_metric(gate, item, candidate.run_id, champion, read_losses)
+        required = {suite.name: suite.sha256 for suite in rules.required}
+        for gate in (MetricGate(margin=rules.min_improvement), *rules.gates):
+            wanted, metric = required.get(gate.suite, evaluation.suite_sha256), gate.metric
+            fitting = [one for one in candidate.evaluations if one.suite_sha256 == wanted and metric in one.metrics]
+            alike = [one for one in fitting if metric_comparison.find_alike(measured, one)]
+            chosen = [evaluation] if not gate.suite and metric in evaluation.metrics else [*alike, *fitting]
+            missing = f"{candidate.named} has no {metric} under suite {gate.suite or evaluation.suite}"
+            compare = metric_comparison.compare_metric
+            difference = compare(gate, chosen[0], candidate.run_id, side, read_losses) if chosen else missing
+            compared.append((gate, difference))
+    known = tuple(difference for _, difference in compared if isinstance(difference, MetricDifference))
+    if refused := next(_find_problems(candidate, rules, evaluation, compared), None):
+        return refusal(candidate, alias, *refused, evaluation, known)
+    assert evaluation is not None
+    return _promoted(candidate, rules, evaluation, alias=alias, champion=champion, differences=known)
 
 
 def refuse_unreadable(candidate: Candidate, alias: str) -> Refused:
@@ -181,88 +143,67 @@ def refuse_unreadable(candidate: Candidate, alias: str) -> Refused:
 def decision_on_record(state: RegistryState, manifest_sha256: str) -> Promoted | Refused | None:
     """Return the last decision on an offer of these weights, rolled back since or not; None if there is none."""
     for _, body in reversed(state.history):
-        if isinstance(body, Refused) and body.gate == Gate.ABANDONED:
-            continue
-        if isinstance(body, Promoted | Refused) and body.manifest_sha256 == manifest_sha256:
+        is_abandoned = isinstance(body, Refused) and body.gate == Gate.ABANDONED
+        if isinstance(body, Promoted | Refused) and body.manifest_sha256 == manifest_sha256 and not is_abandoned:
             return body
     return None
 
 
-def _evaluated(offer: _Offer) -> str:
-    named, manifest = offer.candidate.named, offer.candidate.reference.manifest_sha256[:8]
-    measured = {item.suite_sha256 for item in offer.candidate.evaluations}
-    missing = [suite.name for suite in offer.rules.required[:1] if offer.evaluation is None]
-    missing += [suite.name for suite in offer.rules.required[1:] if suite.sha256 not in measured]
-    if offer.evaluation is not None and not missing:
-        return ""
-    which = f"suite {', '.join(missing)}" if missing else "any suite"
-    advice = f"`cairn evaluate {named}` measures it, then `cairn promote {named}` offers it again"
-    return f"manifest {manifest} has no evaluation on record under {which}; {advice}"
-
-
-def _finite(offer: _Offer) -> str:
-    assert offer.evaluation is not None
-    wrong = {METRIC: offer.evaluation.metrics.get(METRIC, math.nan)}
-    required = {suite.sha256 for suite in offer.rules.required}
-    for item in offer.candidate.evaluations:
-        if item is offer.evaluation or item.suite_sha256 in required:
-            wrong |= {f"{name} ({item.suite})": value for name, value in item.metrics.items()}
-    broken = ", ".join(f"{name} is {value}" for name, value in wrong.items() if not math.isfinite(value))
-    advice = "it must be a finite number; offer an earlier step, `cairn evaluations` lists them"
-    return f"{broken}: {advice}" if broken else ""
-
-
-def _verdict(offer: _Offer) -> str:
-    verdict = offer.evaluation.verdict if offer.evaluation else None
-    if verdict is None or verdict.kind not in offer.rules.refuse_verdicts:
-        return ""
-    problem = f"the loss curve up to this evaluation is {verdict.kind}, and promotion.refuse_verdicts names it"
-    return f"{problem}; `cairn diagnose {offer.candidate.run_id}` explains why and how to fix it"
-
-
-def _comparable(offer: _Offer) -> str:
-    problem = next((item for item in offer.differences if isinstance(item, str)), "")
-    return f"{problem}; {_elsewhere(offer.candidate)}" if problem else ""
-
-
-def _better(offer: _Offer) -> str:
-    for number, (gate, difference) in enumerate(zip(all_gates(offer.rules), offer.known, strict=False)):
+def _find_problems(
+    candidate: Candidate,
+    rules: PromotionRules,
+    evaluation: run_entries.EvaluationRecorded | None,
+    compared: Sequence[tuple[MetricGate, MetricDifference | str]],
+) -> Iterator[tuple[Gate, str]]:
+    """Yield each gate that refuses, in the order in which they are asked, with the problem and the remedy."""
+    named, approval = candidate.named, candidate.approval
+    measured = {item.suite_sha256 for item in candidate.evaluations}
+    missing = [suite.name for suite in rules.required[:1] if evaluation is None]
+    missing += [suite.name for suite in rules.required[1:] if suite.sha256 not in measured]
+    if evaluation is None or missing:
+        which = f"suite {', '.join(missing)}" if missing else "any suite"
+        problem = f"manifest {candidate.reference.manifest_sha256[:8]} has no evaluation on record under {which}"
+        advice = f"`cairn evaluate {named}` measures it, then `cairn promote {named}` offers it again"
+        yield Gate.EVALUATED, f"{problem}; {advice}"
+        return
+    values = {METRIC: evaluation.metrics.get(METRIC, math.nan)}
+    required = {suite.sha256 for suite in rules.required}
+    for item in candidate.evaluations:
+        if item is evaluation or item.suite_sha256 in required:
+            values |= {f"{name} ({item.suite})": value for name, value in item.metrics.items()}
+    if broken := ", ".join(f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)):
+        advice = "it must be a finite number; offer an earlier step, `cairn evaluations` lists them"
+        yield Gate.FINITE, f"{broken}: {advice}"
+    if evaluation.verdict is not None and (kind := evaluation.verdict.kind) in rules.refuse_verdicts:
+        problem = f"the loss curve up to this evaluation is {kind}, and promotion.refuse_verdicts names it"
+        yield Gate.VERDICT, f"{problem}; `cairn diagnose {candidate.run_id}` explains why and how to fix it"
+    elsewhere = f"`cairn promote {named} --alias NAME` promotes to another alias"
+    if problem := next((difference for _, difference in compared if isinstance(difference, str)), ""):
+        yield Gate.COMPARABLE, f"{problem}; {elsewhere}"
+    for number, (gate, difference) in enumerate(compared):
         key = "promotion.gates" if number else "promotion.min_improvement"
-        if problem := metric_comparison.describe_failure(gate, key, difference):
-            return f"{problem}; {_elsewhere(offer.candidate)}"
-    return ""
+        if not isinstance(difference, str) and (problem := metric_comparison.describe_failure(gate, key, difference)):
+            yield Gate.BETTER, f"{problem}; {elsewhere}"
+    if rules.needs_approval and approval is None:
+        advice = f"a person approves it with `cairn promote {named}`"
+        yield Gate.APPROVED, f"promotion.require_approval: it is not approved; {advice}"
+    elif rules.needs_approval and approval is not None and not approval.is_given:
+        problem = f"{approval.by} refused it{f': {approval.why}' if approval.why else ''}"
+        yield Gate.APPROVED, f"{problem}; `cairn promote {named}` offers it again"
 
 
-def _elsewhere(candidate: Candidate) -> str:
-    return f"`cairn promote {candidate.named} --alias NAME` promotes to another alias"
-
-
-def _approved(offer: _Offer) -> str:
-    approval = offer.candidate.approval
-    if not offer.rules.needs_approval or (approval is not None and approval.is_given):
-        return ""
-    named = f"`cairn promote {offer.candidate.named}`"
-    if approval is None:
-        return f"promotion.require_approval: it is not approved; a person approves it with {named}"
-    return f"{approval.by} refused it{f': {approval.why}' if approval.why else ''}; {named} offers it again"
-
-
-GATES: tuple[tuple[Gate, Callable[[_Offer], str]], ...] = (
-    (Gate.EVALUATED, _evaluated),
-    (Gate.FINITE, _finite),
-    (Gate.VERDICT, _verdict),
-    (Gate.COMPARABLE, _comparable),
-    (Gate.BETTER, _better),
-    (Gate.APPROVED, _approved),
-)
-"""Each returns the problem and the remedy, or "". `readable` is checked before all of them."""
-
-
-def _promoted(offer: _Offer, alias: str) -> Promoted:
-    candidate, evaluation, approval = offer.candidate, offer.evaluation, offer.candidate.approval
-    assert evaluation is not None
+def _promoted(
+    candidate: Candidate,
+    rules: PromotionRules,
+    evaluation: run_entries.EvaluationRecorded,
+    *,
+    alias: str,
+    champion: Promoted | None,
+    differences: tuple[MetricDifference, ...],
+) -> Promoted:
+    approval = candidate.approval
     first = f"{METRIC} {evaluation.metrics[METRIC]:.4f}, the first one"
-    compared = "; ".join(map(metric_comparison.describe_difference, offer.known))
+    compared = "; ".join(f"{one.metric} {one.value:.4f}, before {one.before:.4f}: {one}" for one in differences)
     words = [compared or first, candidate.why, approval.why if approval else ""]
     return Promoted(
         alias=alias,
@@ -273,13 +214,13 @@ def _promoted(offer: _Offer, alias: str) -> Promoted:
         suite_sha256=evaluation.suite_sha256,
         data_snapshot=evaluation.data_snapshot,
         metrics=evaluation.metrics,
-        required=offer.rules.required,
+        required=rules.required,
         verdict=evaluation.verdict.kind if evaluation.verdict else None,
         by=approval.by if approval else candidate.by,
         why=": ".join(dict.fromkeys(filter(None, words))),
-        previous=offer.champion.manifest_sha256 if offer.champion else None,
+        previous=champion.manifest_sha256 if champion else None,
         pin_id=candidate.pin_id,
-        differences=offer.known,
+        differences=differences,
     )
 
 
@@ -307,3 +248,61 @@ def refusal(
         differences=tuple(item for item in differences if math.isfinite(item.better_by)),
         pin_id=candidate.pin_id,
     )
+
+
+def offer(log: run_log.RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> RegistryState:
+    """Append the gates' decision and return the registry; raises `GateRefused` after recording a refusal."""
+    state, reference = registry.refresh(), candidate.reference
+    if state.champion is not None and state.champion.manifest_sha256 == reference.manifest_sha256:
+        return state
+    pin = new_pin(reference, this_placement(device="cpu", threads=1), alias=registry.alias)
+    candidate = replace(candidate, pin_id=pin.pin_id)
+    decide = partial(_decide, log, registry.alias, candidate, rules)
+    is_pinned = pin_checkpoint(log, pin, writer=log_entry.this_writer())
+    state = registry.append(decide if is_pinned else lambda _: refuse_unreadable(candidate, registry.alias))
+    if any(promoted.pin_id == pin.pin_id for _, promoted in reversed(state.champions)):
+        return state
+    unpin_checkpoint(log, pin, "the registry did not take it", writer=log_entry.this_writer())
+    refusals = (item.refused for item in reversed(state.history) if item.refused is not None)
+    if own := next((refused for refused in refusals if refused.pin_id == pin.pin_id), None):
+        raise GateRefused(f"gate {own.gate!r} refused step {reference.step}: {own.detail}")
+    return state
+
+
+def preview_offer(
+    log: run_log.RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules
+) -> Promoted | Refused | None:
+    """Return the decision that an offer would record now; None if the alias already points at the checkpoint."""
+    record = log.refresh().find_live(candidate.reference.prefix)
+    if record is None or record not in log.state.readable:
+        return refuse_unreadable(candidate, registry.alias)
+    return _decide(log, registry.alias, candidate, rules, registry.refresh())
+
+
+def pending_offer(state: run_state.RunState, read_registry: Callable[[str], RegistryState]) -> str:
+    """Return the alias that a finished run's best checkpoint was never offered to, or "" if no offer is missing.
+
+    A flow that was killed between `run-finished` and its offer leaves no decision in the registry. A run that needs an
+    approval may wait for it, and a run without a successful evaluation has nothing to offer.
+    """
+    is_finished = state.finished is not None and state.finished.rule != run_set.RULE  # which drops it for a better one
+    if state.opened is None or not is_finished or not state.attempts:
+        return ""
+    rules = parse_stored_configuration(state.attempts[-1].started.config).promotion
+    if rules.require_approval or (state.failed_evaluations and not state.evaluations):
+        return ""
+    offers = (item.promoted or item.refused for item in reversed(read_registry(rules.alias).history))
+    return "" if any(body.run_id == state.opened.run_id for body in offers if body is not None) else rules.alias
+
+
+def _decide(
+    log: run_log.RunLog, alias: str, candidate: Candidate, rules: PromotionRules, state: RegistryState
+) -> Promoted | Refused | None:
+    if candidate.pin_id is not None and candidate.pin_id in state.decided_pins:
+        return None  # a sweep took this process for dead and decided: its pin may be over, so it comes too late
+
+    def read(champion: Promoted) -> Sequence[run_entries.EvaluationRecorded]:
+        return evaluations_of(run_log.RunLog(log.store, champion.run_id).refresh(), champion.manifest_sha256)
+
+    read_losses = metric_comparison.losses_reader(log.store)
+    return decide_promotion(state, candidate, rules, alias=alias, read_evaluations=read, read_losses=read_losses)

@@ -14,8 +14,9 @@ from functools import partial
 from cairn.storage.checkpoints.resume_point import Finding, judge_fork_pin, unpin_entry
 from cairn.storage.checkpoints.sweep import SweepPlan, SweepReport, parse_checkpoint_folder, sweep
 from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
-from cairn.storage.logs import log_entry, registry, run_index, run_log, run_state
+from cairn.storage.logs import log_entry, registry, run_index, run_state
 from cairn.storage.logs.run_entries import CheckpointPinned, RunDeleted
+from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.attempt_entries import Claimant, end_lost_attempt
 from cairn.tasks.checkpoints.promotion import Candidate, Gate, refusal
 from cairn.tasks.configuration.settings import METRIC, CheckpointConfig
@@ -82,27 +83,33 @@ class _Rules:
 
     def judge(self, record: run_state.CheckpointRecord) -> Finding:
         """Return whether the checkpoint is given up, and every reason for which it is kept."""
-        reasons = [*self._wanted(record), *self._needed(record)]
-        why = "; ".join(reasons) or self._unwanted(record)
-        return Finding(key=record.committed.prefix, is_over=not reasons, why=why)
-
-    def _wanted(self, record: run_state.CheckpointRecord) -> Iterator[str]:
-        """Why the policy keeps it; a quarantined checkpoint does not count as one of the newest."""
-        committed = record.committed
+        policy, best = self._policy, self._policy.keep_best
+        loss = self._losses.get(record.committed.manifest_sha256)
         if record.state == run_state.CheckpointState.QUARANTINED:
-            if self._newer(committed.step) < self._policy.keep_last:
-                yield f"quarantined, and fewer than {self._policy.keep_last} newer ones can be read"
-            return
-        if committed.prefix in self._newest:
-            yield f"newest {self._policy.keep_last}"
-        if committed.prefix in self._best:
-            yield f"best {self._policy.keep_best} ({METRIC} {self._losses[committed.manifest_sha256]:.4g})"
-        if self._policy.keep_every and committed.step % self._policy.keep_every == 0:
-            yield f"every {self._policy.keep_every} steps"
+            parts = [f"quarantined ({record.detail}), and {policy.keep_last} newer ones can be read"]
+        else:
+            parts = [f"older than the newest {policy.keep_last}"]
+            if best:
+                parts.append("not evaluated" if loss is None else f"{METRIC} {loss:.4g} is not the best {best}")
+            if policy.keep_every:
+                parts.append(f"not at a multiple of {policy.keep_every} steps")
+        reasons = "; ".join(self._reasons(record))
+        return Finding(key=record.committed.prefix, is_over=not reasons, why=reasons or ", ".join(parts))
 
-    def _needed(self, record: run_state.CheckpointRecord) -> Iterator[str]:
-        """Why it is needed regardless of the policy."""
-        committed = record.committed
+    def _reasons(self, record: run_state.CheckpointRecord) -> Iterator[str]:
+        """Why the policy keeps it, then why it is needed regardless of the policy."""
+        committed, policy = record.committed, self._policy
+        newer = sum(step > committed.step for step in self._readable_steps)
+        if record.state == run_state.CheckpointState.QUARANTINED:  # it does not count as one of the newest
+            if newer < policy.keep_last:
+                yield f"quarantined, and fewer than {policy.keep_last} newer ones can be read"
+        else:
+            if committed.prefix in self._newest:
+                yield f"newest {policy.keep_last}"
+            if committed.prefix in self._best:
+                yield f"best {policy.keep_best} ({METRIC} {self._losses[committed.manifest_sha256]:.4g})"
+            if policy.keep_every and committed.step % policy.keep_every == 0:
+                yield f"every {policy.keep_every} steps"
         reaching = [alias for alias, known in self._terms.aliases.items() if committed.manifest_sha256 in known.reached]
         yield from (f"alias {alias}" for alias in reaching)
         for pin in self._state.pins:
@@ -115,22 +122,8 @@ class _Rules:
         owner = self._state.open_attempt
         if owner and owner.started.resumed_from and owner.started.resumed_from.prefix == committed.prefix:
             yield f"attempt {self._state.latest_attempt} resumed from it"
-        if not self._newer(committed.step):
+        if not newer:
             yield "nothing newer to resume from"
-
-    def _unwanted(self, record: run_state.CheckpointRecord) -> str:
-        if record.state == run_state.CheckpointState.QUARANTINED:
-            return f"quarantined ({record.detail}), and {self._policy.keep_last} newer ones can be read"
-        parts = [f"older than the newest {self._policy.keep_last}"]
-        loss, best = self._losses.get(record.committed.manifest_sha256), self._policy.keep_best
-        if best:
-            parts.append("not evaluated" if loss is None else f"{METRIC} {loss:.4g} is not the best {best}")
-        if self._policy.keep_every:
-            parts.append(f"not at a multiple of {self._policy.keep_every} steps")
-        return ", ".join(parts)
-
-    def _newer(self, step: int) -> int:
-        return sum(readable > step for readable in self._readable_steps)
 
 
 def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Finding:
@@ -171,9 +164,7 @@ def _judge_staged(state: run_state.RunState, folder: str) -> Finding:
     return Finding(key=folder, is_over=False, why=f"attempt {attempt} may still commit it")
 
 
-def sweep_run(
-    log: run_log.RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool = False
-) -> SweepReport:
+def sweep_run(log: RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool = False) -> SweepReport:
     """Apply the policy to the run and delete all that is not needed; with `dry_run` only report it.
 
     Raises `IntegrityError` before any change if a registry cannot be read: its alias might need any checkpoint.
@@ -182,40 +173,31 @@ def sweep_run(
     return sweep(log, partial(plan_retention, terms), writer=log_entry.this_writer(), dry_run=dry_run)
 
 
-def retention_terms(
-    log: run_log.RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool
-) -> RetentionTerms:
+def retention_terms(log: RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool) -> RetentionTerms:
     """Return the facts for a plan; without `dry_run`, what dead processes offered or forked is closed meanwhile."""
-    pins = log.refresh().pins
-    dead = tuple(pin for pin in pins if is_known_dead(pin.pinned_by))
-    aliases = sorted({*registry.list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)})
-    writer = None if dry_run else log_entry.this_writer()
+    pins, writer = log.refresh().pins, None if dry_run else log_entry.this_writer()
+    dead, aliases = [pin for pin in pins if is_known_dead(pin.pinned_by)], dict[str, registry.RegistryState]()
+    for alias in sorted({*registry.list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)}):
+        reader = registry.Registry(log.store, alias)
+        try:
+            aliases[alias] = reader.refresh_whole()
+            if not dry_run:
+                reader.cache()
+                for pin in dead:
+                    if pin.alias == alias:
+                        aliases[alias] = reader.append(partial(_abandoned, log.run_id, pin))
+            log_entry.refuse_old_writer(aliases[alias].closed_to_writers(), f"alias {alias}")
+        except (IntegrityError, WriterTooOld) as error:
+            problem = f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted"
+            raise IntegrityError(f"{problem}: {error}") from error
     forks = (judge_fork_pin(log.store, pin, is_dead=pin in dead, writer=writer) for pin in pins if pin.fork)
     return RetentionTerms(
         policy=policy,
         suite_sha256=suite_sha256,
-        aliases={alias: _read_alias(log, alias, () if dry_run else dead, dry_run=dry_run) for alias in aliases},
+        aliases=aliases,
         dead_pins=frozenset(pin.pin_id for pin in dead),
         fork_pins={finding.key: finding for finding in forks},
     )
-
-
-def _read_alias(
-    log: run_log.RunLog, alias: str, dead: Iterable[CheckpointPinned], *, dry_run: bool
-) -> registry.RegistryState:
-    reader = registry.Registry(log.store, alias)
-    try:
-        state = reader.refresh_whole()
-        if not dry_run:
-            reader.cache()
-        for pin in dead:
-            if pin.alias == alias:
-                state = reader.append(partial(_abandoned, log.run_id, pin))
-        log_entry.refuse_old_writer(state.closed_to_writers(), f"alias {alias}")
-    except (IntegrityError, WriterTooOld) as error:
-        problem = f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted"
-        raise IntegrityError(f"{problem}: {error}") from error
-    return state
 
 
 def _abandoned(run_id: str, pin: CheckpointPinned, state: registry.RegistryState) -> registry.Refused | None:
@@ -227,7 +209,7 @@ def _abandoned(run_id: str, pin: CheckpointPinned, state: registry.RegistryState
     return refusal(candidate, pin.alias or "", Gate.ABANDONED, detail)
 
 
-def check_deletion(log: run_log.RunLog) -> tuple[str, ...]:
+def check_deletion(log: RunLog) -> tuple[str, ...]:
     """Return the aliases that deleting the run keeps from being rolled back to it; raises `GateRefused` if needed.
 
     Needed are the checkpoint of an alias, that of its next rollback, one that is being offered, and the origin of a
@@ -243,7 +225,7 @@ def check_deletion(log: run_log.RunLog) -> tuple[str, ...]:
     return tuple(alias for alias, known in terms.aliases.items() if _reaches(known, log.run_id))
 
 
-def delete_run(log: run_log.RunLog, body: RunDeleted, claimant: Claimant) -> SweepReport:
+def delete_run(log: RunLog, body: RunDeleted, claimant: Claimant) -> SweepReport:
     """Close the run for good and delete its checkpoints; on a run that is closed, delete the rest of them.
 
     Raises `LiveOwner`, or `GateRefused` as `check_deletion` does, before anything is deleted.

@@ -181,7 +181,15 @@ def jump_step(curve: Curve, losses: Floats) -> int:
     for places in reversed(_spans(np.flatnonzero(rise > least) + width, width)):
         near = range(max(4, int(places[0]) - 4), min(int(places[-1]) + 4, len(losses) - width) + 1)
         at = max(near, key=lambda place: _step_height(losses, place, 4))
-        if _is_one_step(losses, at) and _is_quiet(_loudness(curve, np.arange(at - 1, at + 3))):
+        # It rises here, and neither gradually nor for long before or after.
+        height, start, end = _step_height(losses, at, width), max(0, at - width), at + width
+        earlier, later = losses[max(0, start - _JUMP_DRIFT_STEPS) : start], losses[end : end + _JUMP_DRIFT_STEPS]
+        drift_before = np.median(losses[start:at]) - np.median(earlier) if len(earlier) >= width else 0.0
+        drift_after = np.median(later) - np.median(losses[at:end]) if len(later) >= width else 0.0
+        is_at_once = _step_height(losses, at, 4) >= _JUMP_AT_ONCE * height
+        loudness = _loudness(curve, np.arange(at - 1, at + 3))
+        is_quiet = bool(((loudness > 0) & (loudness < _LOUD)).all())
+        if is_at_once and is_quiet and max(drift_before, drift_after) <= _JUMP_DRIFT * height:
             return int(curve.steps[at])
     return curve.beginning.jump_step
 
@@ -189,23 +197,6 @@ def jump_step(curve: Curve, losses: Floats) -> int:
 def _step_height(losses: Floats, at: int, width: int) -> float:
     """Return how much higher the median of the steps from a place on is than that of the steps before it."""
     return float(np.median(losses[at : at + width]) - np.median(losses[max(0, at - width) : at]))
-
-
-def _is_one_step(losses: Floats, at: int) -> bool:
-    """Whether the level rises at this place, and neither gradually nor for long before or after it."""
-    width = _JUMP_WINDOW
-    height = _step_height(losses, at, width)
-    earlier = losses[max(0, at - width - _JUMP_DRIFT_STEPS) : max(0, at - width)]
-    later = losses[at + width :][:_JUMP_DRIFT_STEPS]
-    drifts = (
-        np.median(losses[max(0, at - width) : at]) - np.median(earlier) if len(earlier) >= width else 0.0,
-        np.median(later) - np.median(losses[at : at + width]) if len(later) >= width else 0.0,
-    )
-    return _step_height(losses, at, 4) >= _JUMP_AT_ONCE * height and max(drifts) <= _JUMP_DRIFT * height
-
-
-def _is_quiet(loudness: Floats) -> bool:
-    return bool(((loudness > 0) & (loudness < _LOUD)).all())
 
 
 def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> Spikes:
@@ -307,8 +298,7 @@ class CurveFold:
         before, curve = self._beginning, self.curve()
         steps, losses = curve.steps[:FOLDED_STEPS], curve.train_losses[:FOLDED_STEPS]
         rates, speeds = curve.learning_rates[:FOLDED_STEPS], curve.tokens_per_second[:FOLDED_STEPS]
-        is_first, broken = before.first_step is None, np.flatnonzero(~np.isfinite(losses))
-        broken_step = steps[int(broken[0])] if len(broken) and before.broken_step is None else before.broken_step
+        is_first, broken = before.first_step is None, np.flatnonzero(~np.isfinite(losses)).tolist()
         self._beginning = CurveBeginning(
             last_steps=(*before.last_steps, *steps[LARGEST_WINDOW - 1 :: LARGEST_WINDOW]),
             train_losses=(*before.train_losses, *_medians(losses)),
@@ -316,7 +306,7 @@ class CurveFold:
             first_step=steps[0] if is_first else before.first_step,
             first_lr=rates[0] if is_first else before.first_lr,
             highest_lr=max(before.highest_lr, *rates),
-            broken_step=broken_step,
+            broken_step=steps[broken[0]] if broken and before.broken_step is None else before.broken_step,
             jump_step=jump_step(curve, np.asarray(curve.train_losses)),
         )
         del self._rows[:FOLDED_STEPS]

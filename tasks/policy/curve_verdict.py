@@ -1,20 +1,24 @@
 """The verdict on a loss curve: a pure function to the worst rule that holds, its numbers, and the usual cures.
 
 Sources: spikes: PaLM, section 5.1 (2022). Learning rates, warm-up and clipping: OPT-175B, section 2.5 (2022), and
-GPT-3, appendix B (2020). Overfitting: Prechelt, Early Stopping, 1998.
+GPT-3, appendix B (2020). Clipping as an exception: Pascanu et al., section 3.2 (2013). Overfitting: Prechelt, Early
+Stopping, 1998. Repetition: Welleck et al., Unlikelihood Training (2019).
 """
 
 import math
-from collections.abc import Callable, Mapping
+import tomllib
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 
 from cairn.storage.logs.run_entries import CurveVerdict
-from cairn.tasks.policy import curve_statistics, run_symptoms
-from cairn.tasks.text.format import format_count
+from cairn.tasks.policy import curve_statistics
+from cairn.tasks.text.format import format_count, format_steps
 
 
 class VerdictKind(StrEnum):
@@ -49,76 +53,28 @@ _PLATEAU_SHARE, _PLATEAU_EVALUATIONS = 0.005, 5
 _FLAT_SHARE, _FLAT_STEPS = 0.02, 200
 # A learning rate is dead below this share of its maximum.
 _DEAD_SHARE = 0.001
+# Clipping: after warm-up the median norm is so many times grad_clip. Healthy runs of small batches have up to twice.
+_CLIPPED_RATIO, _CLIPPED_STEPS, _CLIPPED_LOOK_BACK = 3.0, 50, 10_000
+# Slow: fewer tokens/s than this share of the median for so many steps in a row that took so many seconds. Evaluation
+# and staging beside training cost less, and a slow step or two needs no action.
+_SLOW_SHARE, _SLOW_STEPS, _SLOW_SECONDS = 0.25, 5, 10.0
+_FEWEST_RATES, _USUAL_STEPS = 20, 1000
+# Straggling: in most of the newest steps one and the same rank works for so much longer than the median one.
+_STRAGGLING_STEPS, _STRAGGLING_SHARE, _STRAGGLING_RATIO = 200, 0.6, 1.25
+# Repeating: this share of the pieces of 16 characters occurred before in the same sample. English is below 0.02.
+_PIECE_CHARACTERS, _REPEATED_SHARE = 16, 0.5
 
 Curve = curve_statistics.Curve
-
-
-_CLIP = "Clip gradients: training.grad_clip = 1.0."
-_END_LOWER = "Let the learning rate fall: a lower training.min_lr or fewer training.steps."
-_FALL_SOONER = "Let the learning rate fall sooner: fewer training.steps."
-_REVIVE = "Raise training.min_lr or training.steps: the learning rate has fallen to almost nothing."
-_STOP = "Else stop here ([early_stop] patience)."
-_STOP_EARLIER = "Stop earlier ([early_stop] overfit_ratio or patience); the best checkpoint is kept."
-_FEWER_THREADS = "Open the next run with fewer training.threads."
-CURES: Mapping[str, tuple[str, ...]] = {
-    VerdictKind.HEALTHY: (),
-    VerdictKind.TOO_EARLY: ("Wait for more steps.",),
-    VerdictKind.PLATEAU: (
-        _END_LOWER,
-        _FALL_SOONER,
-        _REVIVE,
-        "If it was flat early on, lower training.lr: a rate that is too high learns only token frequencies.",
-        "Make the model larger or bring more data.",
-        _STOP,
-    ),
-    VerdictKind.SPIKING: (
-        _CLIP,
-        "Lower training.lr or lengthen training.warmup_steps.",
-        "Look at the data of the spike's step; go back before it and leave that batch out.",
-    ),
-    VerdictKind.CLIPPING: (
-        "Raise training.grad_clip to about the median norm, so that only outliers are clipped.",
-        "Lower training.lr or lengthen training.warmup_steps, if the norms grow.",
-    ),
-    VerdictKind.REPEATING: (
-        "Look at the text: duplicates teach repetition.",
-        "Train longer, or lower training.lr: a network that learned only frequent words repeats them.",
-    ),
-    VerdictKind.SLOW: (
-        "Look for other work on the machine in those steps; more threads than free cores wait for each other.",
-        _FEWER_THREADS,
-        "Move this run to a machine with free cores.",
-    ),
-    VerdictKind.STRAGGLING: (
-        "Look for other work, heat or a throttled device there; ranks have the same share of a batch.",
-        "Take the machine out, and give the same command on another one: the bits stay the same.",
-    ),
-    VerdictKind.OVERFITTING: (
-        _STOP_EARLIER,
-        "Bring more data, or train fewer steps on what there is.",
-        "Raise model.dropout and training.weight_decay, or make the model smaller.",
-    ),
-    VerdictKind.STUCK: (
-        "Check that training.lr is not zero or tiny, and that warm-up is not longer than the run.",
-        "Raise training.lr by steps of 3.",
-        "Check the data: noise, or text with the wrong tokenizer, cannot be learned.",
-    ),
-    VerdictKind.DIVERGING: (
-        "Lower training.lr (try a tenth) and go back to a checkpoint before the rise.",
-        "Lengthen training.warmup_steps.",
-        _CLIP,
-    ),
-}
 _IN_EFFECT: Mapping[str, Callable[[Curve], bool]] = {
-    _CLIP: lambda curve: 0 < curve.grad_clip <= 1.0,
-    _END_LOWER: lambda curve: curve.min_lr == 0 or _has_dead_rate(curve),
-    _FALL_SOONER: lambda curve: curve.min_lr != 0 or _has_dead_rate(curve),
-    _REVIVE: lambda curve: not _has_dead_rate(curve),
-    _STOP: lambda curve: curve.patience > 0,
-    _STOP_EARLIER: lambda curve: curve.patience > 0 or curve.overfit_ratio > 0,
-    _FEWER_THREADS: lambda curve: curve.threads == 1,
+    "clips": lambda curve: 0 < curve.grad_clip <= 1.0,
+    "falls-to-zero": lambda curve: curve.min_lr == 0 or _has_dead_rate(curve),
+    "ends-above-zero": lambda curve: curve.min_lr != 0 or _has_dead_rate(curve),
+    "rate-is-alive": lambda curve: not _has_dead_rate(curve),
+    "stops-without-improvement": lambda curve: curve.patience > 0,
+    "stops-early": lambda curve: curve.patience > 0 or curve.overfit_ratio > 0,
+    "has-one-thread": lambda curve: curve.threads == 1,
 }
-"""When a cure is not named: the run has it already, or it would change nothing."""
+"""When a cure is not named, by the words of curve_verdict.toml."""
 
 
 def _has_dead_rate(curve: Curve) -> bool:
@@ -162,10 +118,10 @@ def judge(curve: Curve) -> CurveVerdict:
         val=tuple(val),
         train_at_val=curve_statistics.levels_at(curve, losses, [step for step, _ in val]),
     )
-    symptoms = {kind: find(curve) for kind, find in _SYMPTOMS}
-    for kind, why in chain(((kind, rule(seen)) for kind, rule in _RULES), symptoms.items()):
+    symptoms = dict(_find_symptoms(curve))
+    for kind, why in chain(_find_problems(seen), symptoms.items()):
         if why:
-            others = (text for other, text in symptoms.items() if text and other is not kind)
+            others = (text for other, text in symptoms.items() if other is not kind)
             return _verdict(curve, kind, "; also: ".join([why, *others]), _numbers(seen))
     level, end = seen.level, "no evaluation yet"
     if seen.val:
@@ -175,36 +131,47 @@ def judge(curve: Curve) -> CurveVerdict:
     return _verdict(curve, VerdictKind.HEALTHY, f"{now}; {end}", _numbers(seen))
 
 
-def _diverging(seen: _Measured) -> str:
-    level = seen.level
+def _find_problems(seen: _Measured) -> Iterator[tuple[VerdictKind, str]]:
+    """Yield the rules from the worst on, each with the reason, or "" if it does not hold."""
+    curve, level, rates, val = seen.curve, seen.level, seen.curve.learning_rates, [loss for _, loss in seen.val]
+    if val and not math.isfinite(val[-1]):
+        yield VerdictKind.DIVERGING, f"the val loss at step {seen.val[-1][0]} is not a number"
     now = f"train loss {level.now:.2f} (median of the last {level.window_steps} steps)"
     margin = max(_RISE_SHARE * level.best, _RISE_ERRORS * level.standard_error, _RISE_NATS)
-    if seen.val and not math.isfinite(seen.val[-1][1]):
-        return f"the val loss at step {seen.val[-1][0]} is not a number"
     if level.now > level.best + margin:
         above = f"{level.now - level.best:.2f} nats above {level.best:.2f} at step {level.best_step}"
-        return f"{now} lies {above}; up to {margin:.2f} would be noise"
+        yield VerdictKind.DIVERGING, f"{now} lies {above}; up to {margin:.2f} would be noise"
+    guess = f"ln({curve.vocab_size}) = {seen.uniform:.2f} nats"
     if seen.uniform and level.now > seen.uniform * (1 + _GUESS_SHARE):
-        return f"{now} is worse than a uniform guess, ln({seen.curve.vocab_size}) = {seen.uniform:.2f} nats"
-    return ""
-
-
-def _warming_up(seen: _Measured) -> str:
-    # The learning rate rose, and its maximum lies within the newest window.
-    curve, rates = seen.curve, seen.curve.learning_rates
-    first = curve.beginning.first_lr if curve.beginning.count else rates[0] if len(rates) else 0.0
-    is_rising = len(rates) > 0 and rates[-1] > first and curve.steps_since_highest_lr() <= seen.level.window_steps
-    near = _stuck(seen) if is_rising or curve.count < _FEWEST_STUCK_STEPS else ""
-    return f"{near}; warm-up is not over" if near else ""
-
-
-def _stuck(seen: _Measured) -> str:
-    if not seen.uniform or seen.level.now < seen.uniform * (1 - _STUCK_SHARE):
-        return ""
-    rates = seen.curve.learning_rates
-    rate = f"; the learning rate is {rates[-1]:.3g}" if rates else ""
-    guess = f"ln({seen.curve.vocab_size}) = {seen.uniform:.2f} nats, the loss of a uniform guess"
-    return f"train loss {seen.level.now:.2f} after {seen.curve.count} steps is near {guess}{rate}"
+        yield VerdictKind.DIVERGING, f"{now} is worse than a uniform guess, {guess}"
+    if seen.uniform and level.now >= seen.uniform * (1 - _STUCK_SHARE):
+        rate = f"; the learning rate is {rates[-1]:.3g}" if rates else ""
+        after = f"train loss {level.now:.2f} after {curve.count} steps"
+        near = f"{after} is near {guess}, the loss of a uniform guess{rate}"
+        # The learning rate rose, and its maximum lies within the newest window.
+        first = curve.beginning.first_lr if curve.beginning.count else rates[0] if len(rates) else 0.0
+        is_rising = len(rates) > 0 and rates[-1] > first and curve.steps_since_highest_lr() <= level.window_steps
+        if is_rising or curve.count < _FEWEST_STUCK_STEPS:
+            yield VerdictKind.TOO_EARLY, f"{near}; warm-up is not over"
+        yield VerdictKind.STUCK, near
+    yield VerdictKind.OVERFITTING, _overfitting(seen)
+    if (spikes := seen.spikes).count:
+        norm = f", gradient norm {spikes.worst_grad_ratio:.1f} × its median" if spikes.worst_grad_ratio else ""
+        found = f"{format_count(spikes.count, 'spike')} of the train loss in the last {spikes.looked_back_steps} steps"
+        worst = f"the worst at step {spikes.worst_step}: {spikes.worst_rise:.2f} nats above the steps before it"
+        yield VerdictKind.SPIKING, f"{found}, {worst} (noise {spikes.noise:.2f} nats{norm})"
+    since = seen.since_step + level.window_steps if seen.since_step else 0
+    steps = sorted({curve.step_at(curve.count // 3), since} - {0})
+    then, step = max(zip(curve_statistics.levels_at(curve, seen.losses, steps), steps, strict=True))
+    if curve.steps[-1] - steps[-1] >= _FLAT_STEPS - 1 and level.now > then * (1 - _FLAT_SHARE):
+        before = f"{then:.3f} at step {step}, {curve.steps[-1] - step} steps ago"
+        improves = f"train loss {level.now:.3f} improves on {before}"
+        yield VerdictKind.PLATEAU, f"{improves}, by less than {_FLAT_SHARE:.0%}"
+    count = _PLATEAU_EVALUATIONS
+    if len(val) > count and min(val[-count:]) > min(val[:-count]) * (1 - _PLATEAU_SHARE):
+        newest = f"the best val loss of the last {count} evaluations, {min(val[-count:]):.3f}"
+        improves = f"{newest}, improves on {min(val[:-count]):.3f} before them"
+        yield VerdictKind.PLATEAU, f"{improves} by less than {_PLATEAU_SHARE:.1%}"
 
 
 def _overfitting(seen: _Measured) -> str:
@@ -222,53 +189,54 @@ def _overfitting(seen: _Measured) -> str:
     return f"{now}; over the last {count} evaluations {since}, while the train loss fell from {train[best]:.2f}"
 
 
-def _spiking(seen: _Measured) -> str:
-    spikes = seen.spikes
-    if not spikes.count:
+def _find_symptoms(curve: Curve) -> Iterator[tuple[VerdictKind, str]]:
+    """Yield what losses do not show, each with the reason."""
+    newest = min(curve.steps_since_highest_lr(), _CLIPPED_LOOK_BACK)
+    norms = [norm for norm in curve.grad_norms[-newest:] if norm is not None] if newest else []
+    median = float(np.median(norms)) if len(norms) >= _CLIPPED_STEPS else 0.0
+    if curve.grad_clip and median >= _CLIPPED_RATIO * curve.grad_clip:
+        share = sum(norm > curve.grad_clip for norm in norms) / len(norms)
+        of_clip = f"grad_clip {curve.grad_clip:g} (median {median:.3g}, {median / curve.grad_clip:.1f} times it)"
+        longer = f"{share:.0%} of the last {len(norms):,} gradients were longer than {of_clip}"
+        yield VerdictKind.CLIPPING, f"{longer} and were clipped to it"
+    samples, width = curve.samples[-curve_statistics.SAMPLES :], _PIECE_CHARACTERS
+    if len(samples) == curve_statistics.SAMPLES:
+        pieces = [[text[i : i + width] for i in range(len(text) - width + 1)] for text in samples]
+        least = min(1 - len(set(of_one)) / max(len(of_one), 1) if of_one else 0.0 for of_one in pieces)
+        if len(set(samples)) == 1:
+            yield VerdictKind.REPEATING, f"the newest {curve_statistics.SAMPLES} samples are the same text"
+        elif least >= _REPEATED_SHARE:
+            each = f"at least {least:.0%} of each of the newest {curve_statistics.SAMPLES} samples"
+            yield VerdictKind.REPEATING, f"{each} repeats what stands before it in the sample"
+    if slow := _collapsed_throughput(curve):
+        yield VerdictKind.SLOW, slow
+    ranks = [item for item in curve.slowest_ranks[-_STRAGGLING_STEPS:] if item]
+    late = Counter(name for name, ratio in ranks if ratio >= _STRAGGLING_RATIO)
+    name, count = late.most_common(1)[0] if late else ("", 0)
+    if len(ranks) >= _FEWEST_RATES and count >= _STRAGGLING_SHARE * len(ranks):
+        ratio = float(np.median([ratio for other, ratio in ranks if other == name]))
+        work = f"its own work took it {ratio:.1f} times as long as the median rank, and the others wait for it"
+        yield VerdictKind.STRAGGLING, f"{name} was the slowest in {count} of the last {len(ranks)} steps: {work}"
+
+
+def _collapsed_throughput(curve: Curve) -> str:
+    """Return where the newest span of the steps kept whole ran far below the run's own median, or "" where none did."""
+    rates = np.asarray(curve.tokens_per_second, dtype=np.float64)
+    if len(rates) < _FEWEST_RATES:
         return ""
-    norm = f", gradient norm {spikes.worst_grad_ratio:.1f} × its median" if spikes.worst_grad_ratio else ""
-    counted = f"{format_count(spikes.count, 'spike')} of the train loss in the last {spikes.looked_back_steps} steps"
-    worst = f"the worst at step {spikes.worst_step}: {spikes.worst_rise:.2f} nats above the steps before it"
-    return f"{counted}, {worst} (noise {spikes.noise:.2f} nats{norm})"
-
-
-def _flat_train_loss(seen: _Measured) -> str:
-    curve, since = seen.curve, seen.since_step + seen.level.window_steps if seen.since_step else 0
-    steps = sorted({curve.step_at(curve.count // 3), since} - {0})
-    then, step = max(zip(curve_statistics.levels_at(curve, seen.losses, steps), steps, strict=True))
-    if curve.steps[-1] - steps[-1] < _FLAT_STEPS - 1 or seen.level.now <= then * (1 - _FLAT_SHARE):
-        return ""
-    before = f"{then:.3f} at step {step}, {curve.steps[-1] - step} steps ago"
-    return f"train loss {seen.level.now:.3f} improves on {before}, by less than {_FLAT_SHARE:.0%}"
-
-
-def _flat_val_loss(seen: _Measured) -> str:
-    count, val = _PLATEAU_EVALUATIONS, [loss for _, loss in seen.val]
-    if len(val) <= count:
-        return ""
-    before, since = min(val[:-count]), min(val[-count:])
-    if since <= before * (1 - _PLATEAU_SHARE):
-        return ""
-    newest = f"the best val loss of the last {count} evaluations, {since:.3f}"
-    return f"{newest}, improves on {before:.3f} before them by less than {_PLATEAU_SHARE:.1%}"
-
-
-_RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
-    (VerdictKind.DIVERGING, _diverging),
-    (VerdictKind.TOO_EARLY, _warming_up),
-    (VerdictKind.STUCK, _stuck),
-    (VerdictKind.OVERFITTING, _overfitting),
-    (VerdictKind.SPIKING, _spiking),
-    (VerdictKind.PLATEAU, _flat_train_loss),
-    (VerdictKind.PLATEAU, _flat_val_loss),
-)
-_SYMPTOMS: tuple[tuple[VerdictKind, Callable[[Curve], str]], ...] = (
-    (VerdictKind.CLIPPING, run_symptoms.find_clipped_updates),
-    (VerdictKind.REPEATING, run_symptoms.find_repeating_samples),
-    (VerdictKind.SLOW, run_symptoms.find_collapsed_throughput),
-    (VerdictKind.STRAGGLING, run_symptoms.find_straggler),
-)
-"""From the worst on, the symptoms last; each returns the reason, or "" if it does not hold."""
+    usual: Sequence[float] | curve_statistics.Floats = rates
+    if curve.beginning.count:
+        blocks = rates[len(rates) % curve_statistics.LARGEST_WINDOW :].reshape(-1, curve_statistics.LARGEST_WINDOW)
+        usual = [*curve.beginning.tokens_per_second, *np.median(blocks, axis=1)]
+    median = float(np.median(usual))
+    is_slow = np.concatenate([[False], rates < _SLOW_SHARE * median, [False]])
+    borders: Sequence[int] = np.flatnonzero(np.diff(is_slow)).tolist()  # first index and end of each slow span
+    for first, end in reversed(list(zip(borders[::2], borders[1::2], strict=True))):
+        slow = float(np.median(rates[first:end]))
+        if end - first >= _SLOW_STEPS and sum(curve.seconds[first:end]) >= _SLOW_SECONDS:
+            where = format_steps(int(curve.steps[first]), int(curve.steps[end - 1]))
+            return f"{where} ran at {slow:,.0f} tokens/s, {slow / median:.0%} of the run's median of {median:,.0f}"
+    return ""
 
 
 def _numbers(seen: _Measured) -> dict[str, float]:
@@ -294,6 +262,31 @@ def _numbers(seen: _Measured) -> dict[str, float]:
 
 
 def _verdict(curve: Curve, kind: VerdictKind, why: str, numbers: Mapping[str, float]) -> CurveVerdict:
-    cures = tuple(cure for cure in CURES[kind] if cure not in _IN_EFFECT or not _IN_EFFECT[cure](curve))
+    usual = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).get(kind, ())
+    cures = tuple(cure["say"] for cure in usual if "unless" not in cure or not _IN_EFFECT[cure["unless"]](curve))
     finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
     return CurveVerdict(kind=kind.value, why=why, numbers=finite, cures=cures)
+
+
+class ThroughputWatch:
+    """Says while training runs far below its own median; slow steps do not enter the median."""
+
+    def __init__(self) -> None:
+        self._usual = deque[float](maxlen=_USUAL_STEPS)
+        self._slow = deque[float](maxlen=_SLOW_STEPS)
+        self._slow_seconds = 0.0
+
+    def add(self, tokens_per_second: float, seconds: float) -> str:
+        """Add a step; return how slow the newest steps are, or "" while they are not."""
+        median = float(np.median(self._usual)) if len(self._usual) >= _FEWEST_RATES else 0.0
+        if tokens_per_second >= _SLOW_SHARE * median:
+            self._usual.append(tokens_per_second)
+            self._slow.clear()
+            self._slow_seconds = 0.0
+            return ""
+        self._slow.append(tokens_per_second)
+        self._slow_seconds += seconds
+        if len(self._slow) < _SLOW_STEPS or self._slow_seconds < _SLOW_SECONDS:
+            return ""
+        slow = float(np.median(self._slow))
+        return f"training runs at {slow:,.0f} tokens/s, {slow / median:.0%} of its own median of {median:,.0f}"

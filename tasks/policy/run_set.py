@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cairn.storage.logs.run_state import RunState
-from cairn.tasks.configuration.run_configuration import SetConfig
-from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.configuration import run_configuration, settings
 from cairn.tasks.policy import early_stop
 from cairn.tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 from cairn.tasks.text.format import short_digest
@@ -100,7 +99,7 @@ def read_trial(state: RunState, suite_sha256: str) -> Trial:
     losses, settled = dict[int, tuple[float, str]](), float(state.reached_step if state.open_attempt is None else 0)
     for step, manifest in line.items():
         if (found := first.get(manifest)) is not None:
-            loss, of = found.metrics.get(METRIC, math.nan), f"{found.suite} of step {step}"
+            loss, of = found.metrics.get(settings.METRIC, math.nan), f"{found.suite} of step {step}"
             words = f"held-out loss {loss:.4f} ({of}, manifest {short_digest(manifest)})"
             losses[step] = (math.inf if math.isnan(loss) else loss, words)
     if len(losses) < len(line):
@@ -141,7 +140,7 @@ def next_move(trials: Sequence[Trial], rungs: Sequence[Rung], total_steps: int) 
     return next(move, None)
 
 
-def find_limit(move: Move, trials: Sequence[Trial], rules: SetConfig) -> RunLimit | None:
+def find_limit(move: Move, trials: Sequence[Trial], rules: run_configuration.SetConfig) -> RunLimit | None:
     """Return how far the run of a move may be trained within the budget of the set, None where that is spent."""
     step, why = trials[move.place].step, move.why
     steps = (rules.steps or math.inf) - sum(trial.step for trial in trials)

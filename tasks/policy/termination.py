@@ -1,8 +1,13 @@
 """How attempts and flows can end: reasons, decisions, exit codes, outcomes, and the table that connects them."""
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from functools import cache
+from pathlib import Path
+
+import msgspec
 
 
 class TerminationReason(StrEnum):
@@ -76,66 +81,30 @@ class FlowEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Termination:
-    """The meaning of one termination reason.
-
-    `outcome` is how the flow ends when no other attempt follows. `summary` completes a sentence about the attempt;
-    `because` says why the evidence leads to this reason.
-    """
+    """The words for a reason: `summary` completes a sentence about the attempt, `because` says why it is this one."""
 
     summary: str
     because: str = ""
-    outcome: FlowOutcome = FlowOutcome.BUDGET_EXHAUSTED
 
 
-TERMINATIONS: Mapping[str, Termination] = {
-    TerminationReason.COMPLETED: Termination(outcome=FlowOutcome.COMPLETED, summary="finished the run {at}"),
-    TerminationReason.PREEMPTED: Termination(
-        outcome=FlowOutcome.PREEMPTED,
-        summary="was preempted {at}: its machine was about to be taken away",
-        because="a shutdown notice came from the machine, so the run itself is not the cause",
-    ),
-    TerminationReason.LOST: Termination(
-        summary="disappeared {at} without an error",
-        because="no notice, no error and no memory kill is on record, so the cause is unknown",
-    ),
-    TerminationReason.OOM: Termination(
-        summary="ran out of memory {at}", because="an allocation failed, or the kernel killed the process for memory"
-    ),
-    TerminationReason.BAD_DATA: Termination(
-        summary="met data that cannot be trained on {at}",
-        because="the failure was traced to the samples of one batch or to a damaged file",
-    ),
-    TerminationReason.DIVERGED: Termination(
-        summary="was ended {at} because its loss exploded",
-        because="the loss was not finite or far above its own history, and no single batch explains it",
-    ),
-    TerminationReason.STORAGE: Termination(
-        summary="could not reach or write its storage {at}", because="an error of the store ended it"
-    ),
-    TerminationReason.HUNG: Termination(
-        summary="stopped making progress {at} and was killed",
-        because="it was silent for longer than the watchdog's timeout, which is computed from the run's own steps",
-    ),
-    TerminationReason.TOO_FEW_MACHINES: Termination(
-        summary="waited for other machines in vain {at}",
-        because="the first machine was here, and too few others came in time",
-    ),
-    TerminationReason.FENCED: Termination(
-        outcome=FlowOutcome.FENCED, summary="gave way {at} to a newer attempt that had taken over the run"
-    ),
-    TerminationReason.CANCELLED: Termination(outcome=FlowOutcome.INTERRUPTED, summary="was cancelled by a person {at}"),
-    TerminationReason.PAUSED: Termination(outcome=FlowOutcome.COMPLETED, summary="was paused {at} by a limit"),
-    TerminationReason.ERROR: Termination(
-        outcome=FlowOutcome.ERROR,
-        summary="failed {at} with an error that a retry would not fix",
-        because="it matches none of the causes that a retry can fix",
-    ),
+@cache
+def read_terminations() -> Mapping[str, Termination]:
+    """Return the words for each reason by its stored word, which a newer version may extend."""
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, Termination])
+
+
+_OUTCOMES: Mapping[str, FlowOutcome] = {
+    TerminationReason.COMPLETED: FlowOutcome.COMPLETED,
+    TerminationReason.PREEMPTED: FlowOutcome.PREEMPTED,
+    TerminationReason.FENCED: FlowOutcome.FENCED,
+    TerminationReason.CANCELLED: FlowOutcome.INTERRUPTED,
+    TerminationReason.PAUSED: FlowOutcome.COMPLETED,
+    TerminationReason.ERROR: FlowOutcome.ERROR,
 }
-"""Keyed by the stored word, which a newer version may extend."""
+"""How the flow ends after an attempt that no other follows; after any other reason its budget is exhausted."""
 
-GIVEN_UP: frozenset[str] = frozenset(
-    reason for reason, termination in TERMINATIONS.items() if termination.outcome == FlowOutcome.BUDGET_EXHAUSTED
-)
+GIVEN_UP = frozenset[str](TerminationReason) - _OUTCOMES.keys()
 """The reasons by which a flow ends as well, where no retry could help."""
 
 EXIT_CODES: Mapping[str, ExitCode] = {
@@ -165,5 +134,5 @@ def flow_outcome(reason: str, action: str, charged: str | None, *, is_spent: boo
         return FlowOutcome.PREEMPTED if reason == TerminationReason.TOO_FEW_MACHINES else None
     if reason == TerminationReason.STORAGE and charged is None:
         return FlowOutcome.STORAGE
-    outcome = TERMINATIONS[reason].outcome if reason in TERMINATIONS else FlowOutcome.BUDGET_EXHAUSTED
+    outcome = _OUTCOMES.get(reason, FlowOutcome.BUDGET_EXHAUSTED)
     return reason if outcome == FlowOutcome.BUDGET_EXHAUSTED and not is_spent else outcome

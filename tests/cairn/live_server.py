@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.ui.live_page import LivePages
-from cairn.ui.local_server import Access, LocalServer
+from cairn.ui.local_server import Access, guarded_server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ def served(
     app = LivePages(store, chosen, prompts=prompts, clock=lambda: live.now).make_app()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         live.port = listening.getsockname()[1]
-        server = LocalServer(app=app, listening=listening, access=live.access).guarded()
+        server = guarded_server(app, live.access)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()  # the socket takes connections already
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.cli.app import RECORDS
+from cairn.cli.app import list_records
 from cairn.flows.orchestrator.run_notices import notices_of
 from cairn.flows.orchestrator.run_overview import overview_markdown
 from cairn.reports.notices import notice
@@ -122,6 +122,6 @@ def test_a_store_that_is_found_anyway_is_not_named(tmp_path: Path) -> None:
 
 
 def test_every_command_takes_a_store_but_those_to_whose_lines_none_is_added(cairn: Cairn) -> None:
-    verbs = {line.split()[0] for line in (*RECORDS, "sql")}
+    verbs = {line.split()[0] for line in (*list_records(), "sql")}
     takes_one = {verb for verb in verbs if "--store" in cairn(verb, "--help").out}
     assert {verb for verb in verbs if " --store" in name_store(f"`cairn {verb} x`", "s3://a/b", {})} == takes_one

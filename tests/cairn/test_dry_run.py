@@ -11,8 +11,7 @@ import pytest
 
 from cairn.cli.command import run_command
 from cairn.cli.texts import describe_plan
-from cairn.flows.preparation.preflight import AvailableMemory
-from cairn.flows.preparation.store_room import StoreRoom, require_room, store_room
+from cairn.flows.preparation.preflight import AvailableMemory, StoreRoom, require_room, store_room
 from cairn.flows.preparation.training_plan import TrainingPlan, plan_training
 from cairn.model.estimates.size_estimate import TrainingPlace
 from cairn.storage.logs.run_log import RunLog

@@ -116,7 +116,8 @@ def card_of(bard: FabricatedRun) -> str:
         network=SimpleNamespace(parameter_count=1),
         tokenizer=SimpleNamespace(end_of_text_id=0, decode=lambda ids: TAGS),
     )
-    return write_card(FoundCheckpoint(log=bard.log, reference=state.newest_committed.committed.reference), opened)
+    found = FoundCheckpoint(log=bard.log, reference=state.newest_committed.committed.reference)
+    return write_card(found, opened, None, False)
 
 
 def test_a_model_cards_front_matter_cannot_be_ended_from_inside(bard: FabricatedRun) -> None:

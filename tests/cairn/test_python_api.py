@@ -14,6 +14,7 @@ import pytest
 import cairn
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_tables import columns
+from cairn.reports.text.display_tables import compared_runs_table
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.step_log import StepRecord, step_log_key
 from cairn.storage.stores.codec import encode
@@ -173,7 +174,7 @@ def test_a_set_is_compared_with_its_settings_losses_and_picture(store: LocalStor
         run.evaluate(run.commit(10), loss=loss)
     compared = cairn.Store(store).compare("rates")
     shown = compared._repr_html_()
-    assert [run.run_id for run in compared.view.best_first] == ["rates.lr=1e-3", "rates.lr=1e-2"]
+    assert [row[0] for row in compared_runs_table(compared.view).rows] == ["rates.lr=1e-3", "rates.lr=1e-2"]
     assert "<th>training.lr</th>" in shown and "<td>0.001</td>" in shown and "data:image/png;base64," in shown
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cairn.flows.preparation import training_request
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest
-from cairn.operations.run_set import plan_rungs, train_in_turn
+from cairn.operations.prefect_session import plan_rungs, train_in_turn
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.tasks.configuration.configuration_source import parse_configuration

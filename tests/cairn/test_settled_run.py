@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.flows.operations.checkpoint_offer import end_on_record
+from cairn.flows.operations.checkpoint_operations import end_on_record
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.s3_store import S3Store

@@ -213,7 +213,7 @@ def visited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., di
 
     def visit(given: str = "") -> dict[str, str | None]:
         found = dict(
-            known_stores.visit_stores(given, "", lambda url: (url, os.environ.get("AWS_ACCESS_KEY_ID")), print)
+            known_stores.visit_stores(given, "", lambda url: [(url, os.environ.get("AWS_ACCESS_KEY_ID"))], print)
         )
         return {url: key for url, key in found.items() if str(tmp_path) in url}
 
@@ -236,10 +236,11 @@ def test_a_store_that_cannot_be_visited_costs_no_other_and_is_named_with_what_fo
     monkeypatch.setenv("CAIRN_STORE", str(tmp_path / "own"))
     away, here, said, acted = recorded("away"), recorded("here"), list[str](), list[str]()
 
-    def act(url: str) -> None:
+    def act(url: str) -> tuple[()]:
         acted.append(url)
         if url == away:
             raise StoreUnavailable("no answer")
+        return ()
 
     with pytest.raises(StoreUnavailable):
         known_stores.visit_stores("", "", act, said.append)

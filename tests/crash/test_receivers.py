@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cairn.tasks.machine.process_scopes import running_beside
-from cairn.ui.metrics_server import serve_metrics
+from cairn.ui.local_server import serve_metrics
 from tests.crash.reference import reference_run
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_both

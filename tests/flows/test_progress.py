@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from cairn.flows.run.progress import Progress, TimeLeft
+from cairn.flows.run.progress import Progress
 from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.text.format import format_bar, format_clock
 
@@ -65,10 +65,11 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds() -> None:
 
 
 def test_after_a_restart_time_is_left_by_the_new_attempt_alone() -> None:
-    left = TimeLeft()
-    for step, now in ((48, 0.0), (49, 1.0), (31, 500.0), (32, 502.0)):
-        left.add(step, now)
-    assert left.seconds(100) == 136.0
+    clock = Clock()
+    progress = Progress(100, clock=clock, console=Console(file=io.StringIO()))
+    for step, clock.now in ((48, 0.0), (49, 1.0), (31, 500.0), (32, 502.0)):
+        progress.step(done(step))
+    assert progress.pace().endswith(f"ETA {format_clock(136.0)}")
 
 
 def test_a_terminal_has_one_line_with_a_bar_and_the_time_left() -> None:

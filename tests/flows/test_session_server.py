@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from cairn.flows.orchestrator import session_server
+from cairn.flows.orchestrator import prefect_server, session_server
 from cairn.flows.orchestrator.prefect_server import ServerHome
 from cairn.flows.orchestrator.prefect_settings import authorization, prefect_home
 from cairn.flows.orchestrator.session_server import SessionServer, settle_client
@@ -156,9 +156,8 @@ def test_a_server_that_dies_is_said_once_and_is_gone_for_the_command(choose: Cho
 def test_the_words_of_a_server_that_fails_are_in_a_file_and_not_between_those_of_the_run(
     choose: Choose, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "cairn.flows.orchestrator.prefect_server._TEMPORARY", {"PREFECT_API_DATABASE_CONNECTION_URL": "x"}
-    )
+    made, broken = prefect_server._server_environment, {"PREFECT_API_DATABASE_CONNECTION_URL": "x"}
+    monkeypatch.setattr(prefect_server, "_server_environment", lambda *given, **named: made(*given, **named) | broken)
     server = choose()[0]
     assert server.wait_ready() is False and server._own is not None
     assert "Traceback" in server._own.log.read_text() and "Traceback" not in capfd.readouterr().err

@@ -14,9 +14,10 @@ from tests.cairn.command_folder import CONFIGURATION, TEXT
 
 
 @pytest.fixture
-def resolved(tmp_path: Path) -> ResolvedRequest:
+def resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResolvedRequest:
     (tmp_path / "run.toml").write_text(CONFIGURATION)
     (tmp_path / "text.txt").write_text(TEXT)
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
     request = TrainingRequest(config=str(tmp_path / "run.toml"), store=str(tmp_path / "store"))
     return resolve_request(request, {})
 
@@ -27,8 +28,7 @@ def snapshots_after(resolved: ResolvedRequest, folder: Path) -> list[str]:
     def ask() -> MachineSpeed | None:
         raise AssertionError("these numerics need no measurement")
 
-    environment = {"CAIRN_CACHE": str(folder / "cache")}
-    with preflight.preparing_text(resolved, resolved.configuration, resolved.open_log(), environment, ask):
+    with preflight.preparing_text(resolved, resolved.configuration, resolved.open_log(), ask):
         pass
     return list(list_snapshots(LocalStore(folder / "store")))
 

@@ -21,7 +21,8 @@ def told(stage: BuildStage, megabytes: int, documents: int = 0) -> BuildProgress
 def shown(*, terminal: bool) -> str:
     clock, screen = Clock(), io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=200, color_system=None)
-    with TextProgress(clock=clock, console=console).showing() as progress:
+    progress = TextProgress(clock=clock, console=console)
+    with progress.showing():
         for second in range(31):
             clock.now = float(second)
             progress(told(BuildStage.TOKENIZING, 2 * second, 10 * second))

@@ -17,6 +17,7 @@ class LateServer:
     """Answers once it is let go."""
 
     is_lost = False
+    say = print
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -58,7 +59,7 @@ def test_the_end_is_shown_though_lines_were_left_out_while_the_server_was_late(m
     monkeypatch.setattr(flow_run, "get_client", connected)
     monkeypatch.setattr(flow_run, "_QUEUED", 3)
     given: Any = server
-    witness = flow_run.Witness(SimpleNamespace(), "bard", {}, given, say=print)  # type: ignore[arg-type]
+    witness = flow_run.Witness(SimpleNamespace(), "bard", {}, given)  # type: ignore[arg-type]
     for number in range(10):
         witness._log(f"line {number}")
     threading.Timer(0.0, server.begun.set).start()

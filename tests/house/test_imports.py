@@ -61,7 +61,7 @@ def test_reading_needs_neither_torch_nor_prefect(module: str, root: Path) -> Non
 
 
 def test_no_command_needs_them_for_its_help(root: Path) -> None:
-    records = "from cairn.cli.app import RECORDS, find_record; [*map(find_record, RECORDS)]"
+    records = "from cairn.cli.app import find_record, list_records; [*map(find_record, list_records())]"
     found = "print(*sorted({'torch', 'prefect'} & set(sys.modules)))"
     assert printed_by(f"import sys, cairn.cli.command; {records}; {found}", root) == ""
 

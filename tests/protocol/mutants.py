@@ -16,7 +16,7 @@ import cairn.storage.checkpoints.checkpoint as checkpoint
 import cairn.storage.checkpoints.resume_point as resume_point
 import cairn.storage.checkpoints.sweep as sweep
 import cairn.tasks.attempt.attempt_entries as attempt_entries
-import cairn.tasks.checkpoints.promotion_offer as promotion
+import cairn.tasks.checkpoints.promotion as promotion
 import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
 from cairn.storage.checkpoints.resume_point import Finding

@@ -16,7 +16,7 @@ from typing import Any
 
 import cairn.storage.checkpoints.checkpoint as checkpoint
 import cairn.tasks.attempt.attempt_entries as attempt_entries
-import cairn.tasks.checkpoints.promotion_offer as promotion
+import cairn.tasks.checkpoints.promotion as promotion
 import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
 from cairn.model.configuration.network import ModelConfig

@@ -13,7 +13,7 @@ import pytest
 import cairn.storage.logs.run_log
 import cairn.storage.stores.object_store
 import cairn.tasks.attempt.attempt_entries
-import cairn.tasks.checkpoints.promotion_offer
+import cairn.tasks.checkpoints.promotion
 import cairn.tasks.checkpoints.retention
 import cairn.tasks.evaluator.evaluation_run
 from cairn.storage.logs.log_entry import EntryLog, ReadEntry
@@ -53,7 +53,7 @@ def quick_world() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(cairn.storage.stores.object_store, "ThreadPoolExecutor", InlineExecutor)
         patch.setattr(cairn.storage.logs.run_log, "FOLD_EVERY_ENTRIES", 3)
         patch.setattr(cairn.tasks.evaluator.evaluation_run, "this_placement", present_placement)
-        patch.setattr(cairn.tasks.checkpoints.promotion_offer, "this_placement", present_placement)
+        patch.setattr(cairn.tasks.checkpoints.promotion, "this_placement", present_placement)
         patch.setattr(cairn.tasks.attempt.attempt_entries, "this_placement", present_placement)
         patch.setattr(cairn.tasks.attempt.attempt_entries, "is_known_dead", present_belief)
         patch.setattr(cairn.tasks.checkpoints.retention, "is_known_dead", present_belief)

@@ -12,7 +12,7 @@ import pytest
 
 from cairn.reports.exporters.curve_follower import CurveUpdate, Point
 from cairn.reports.exporters.exporters import Exporter, check_exporters, export_beside, run_exporters
-from cairn.reports.exporters.tracking_tools import MlflowClient, MlflowExporter, MlflowRefused, TensorBoardExporter
+from cairn.reports.exporters.tracking_tools import MlflowExporter, MlflowRefused, TensorBoardExporter
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.configuration_source import parse_configuration
@@ -114,7 +114,7 @@ def server() -> Iterator[TrackingServer]:
 
 
 def mlflow(run: ExportedRun, server: TrackingServer) -> MlflowExporter:
-    return MlflowExporter(MlflowClient(server.url, {}), run.run.log.run_id, experiment="cairn")
+    return MlflowExporter(server.url, {}, run.run.log.run_id)
 
 
 def test_mlflow_has_one_run_with_parameters_curve_evaluations_and_reasons(
@@ -205,11 +205,11 @@ def test_a_run_of_the_same_name_in_another_store_is_another_mlflow_run(
 
 
 def test_the_servers_words_are_in_the_error_and_credentials_only_in_the_header(server: TrackingServer) -> None:
-    client = MlflowClient(f"{server.url}/", {"MLFLOW_TRACKING_TOKEN": "hidden"})
+    exporter = MlflowExporter(f"{server.url}/", {"MLFLOW_TRACKING_TOKEN": "hidden"}, "bard")
     with pytest.raises(MlflowRefused, match="RESOURCE_DOES_NOT_EXIST: no"):
-        client.get("experiments/get-by-name", experiment_name="nobody's")
+        exporter.ask("experiments/get-by-name", {"experiment_name": "nobody's"})
     assert server.headers["Authorization"] == "Bearer hidden"
-    MlflowClient(server.url, {"MLFLOW_TRACKING_USERNAME": "ada"}).post("experiments/create", name="x")
+    MlflowExporter(server.url, {"MLFLOW_TRACKING_USERNAME": "ada"}, "bard").ask("experiments/create", name="x")
     assert server.headers["Authorization"] == "Basic YWRhOg=="
 
 

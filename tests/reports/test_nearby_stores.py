@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from cairn.reports.errors import RunNotFound
-from cairn.reports.queries import nearby_stores
-from cairn.reports.queries.nearby_stores import describe_no_runs
-from cairn.reports.queries.run_lookup import find_run
+from cairn.reports.queries import run_lookup
+from cairn.reports.queries.run_lookup import describe_no_runs, find_run
 from cairn.storage.stores.local_store import LocalStore
 from tests.memory_store import MemoryStore
 
@@ -71,8 +70,8 @@ def test_folders_full_of_folders_cost_a_bounded_look(here: Path, monkeypatch: py
     for number in range(30):
         (here / str(number) / "deep").mkdir(parents=True)
     listed = list[str]()
-    monkeypatch.setattr(nearby_stores, "_MOST_ENTRIES", 3)
-    monkeypatch.setattr(nearby_stores, "glob", lambda pattern: listed.append(pattern) or [])
+    monkeypatch.setattr(run_lookup, "_MOST_ENTRIES", 3)
+    monkeypatch.setattr(run_lookup, "glob", lambda pattern: listed.append(pattern) or [])
     describe_no_runs(LocalStore(Path("gone")))
     assert len(listed) <= 4 * (1 + 3 + 9)
 

@@ -55,13 +55,13 @@ def test_rows_become_arrow_without_a_loss() -> None:
 
 def test_a_table_of_repeated_configurations_holds_each_once() -> None:
     state = folded(opened(), started(1), ended(1))
-    rows = [make_attempt_row("r1", state, None, record) for record in state.attempts]
+    rows = [make_attempt_row("r1", state, record) for record in state.attempts]
     assert pa.types.is_dictionary(arrow_table(columns("training_attempts"), rows * 3)["config"].type)
 
 
 def test_an_open_attempt_has_no_reason_and_no_decision() -> None:
     state = folded(opened(), started(1), committed(20, 1))
-    row = make_attempt_row("r1", state, None, state.attempts[0])
+    row = make_attempt_row("r1", state, state.attempts[0])
     assert (row.termination_reason, row.ended_at, row.decision_action, row.decision_left) == (None,) * 4
     assert (row.first_step, row.last_step, row.last_committed_step) == (0, 20, 20)
 

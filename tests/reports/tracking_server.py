@@ -48,8 +48,10 @@ class TrackingServer:
         return {"experiment": {"experiment_id": self.experiments[content["experiment_name"]]}}
 
     def _experiments_create(self, content: dict[str, Any]) -> dict[str, Any]:
-        number = self.experiments.setdefault(content["name"], str(len(self.experiments) + 1))
-        return {"experiment_id": number}
+        if content["name"] in self.experiments:
+            raise Refused("RESOURCE_ALREADY_EXISTS")
+        self.experiments[content["name"]] = str(len(self.experiments) + 1)
+        return {"experiment_id": self.experiments[content["name"]]}
 
     def _runs_search(self, content: dict[str, Any]) -> dict[str, Any]:
         matched = re.fullmatch(r"tags\.\"([\w.]+)\" = '([^']*)'", content["filter"])

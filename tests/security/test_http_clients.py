@@ -7,7 +7,7 @@ import pytest
 
 from cairn.operations.checks import _prefect
 from cairn.reports.errors import ReportError
-from cairn.reports.exporters.tracking_tools import MlflowClient
+from cairn.reports.exporters.tracking_tools import MlflowExporter
 from cairn.tasks.attempt.preemption_notice import MetadataUnavailable, read_aws_notice, read_gcp_notice
 from tests.security.recording_server import recording_server
 
@@ -17,7 +17,7 @@ FLOOD_BYTES = 128 * 1024 * 1024
 
 def ask_mlflow(url: str) -> None:
     with suppress(ReportError):
-        MlflowClient(url, {"MLFLOW_TRACKING_TOKEN": CANARY}).post("runs/create")
+        MlflowExporter(url, {"MLFLOW_TRACKING_TOKEN": CANARY}, "bard").ask("runs/create")
 
 
 def ask_prefect(url: str) -> None:
@@ -50,7 +50,7 @@ def test_no_redirect_is_followed(ask: Callable[[str], None]) -> None:
 
 def test_a_redirect_of_the_tracking_server_is_said() -> None:
     with recording_server(redirect_to="http://127.0.0.1:9") as named, pytest.raises(ReportError, match="HTTP 302"):
-        MlflowClient(named.url, {}).get("experiments/get-by-name", experiment_name="cairn")
+        MlflowExporter(named.url, {}, "bard").ask("experiments/get-by-name", {"experiment_name": "cairn"})
 
 
 @pytest.mark.parametrize("ask", ASKING)
@@ -65,4 +65,4 @@ def test_a_tracking_server_that_answers_too_much_is_refused() -> None:
         recording_server(flood_bytes=FLOOD_BYTES) as named,
         pytest.raises(ReportError, match="more than 8,388,608 bytes"),
     ):
-        MlflowClient(named.url, {}).post("runs/search")
+        MlflowExporter(named.url, {}, "bard").ask("runs/search")

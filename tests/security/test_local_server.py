@@ -14,8 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.ui import local_server
-from cairn.ui.local_server import Access, read_access
-from cairn.ui.metrics_server import serve_metrics
+from cairn.ui.local_server import Access, read_access, serve_metrics
 from tests.cairn.live_server import LiveServer, served
 from tests.fabricated_run import fabricate
 from tests.processes.waiting import wait_until

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cairn.flows.operations.checkpoint_evaluation import measure
+from cairn.flows.operations.checkpoint_operations import measure
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.reports.queries.run_lookup import find_checkpoint
 from cairn.storage.logs.registry import Registry

@@ -23,8 +23,7 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules
-from cairn.tasks.checkpoints.promotion_offer import offer
+from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, offer
 from cairn.tasks.checkpoints.retention import RetentionTerms, plan_retention, sweep_run
 from cairn.tasks.configuration.settings import CheckpointConfig
 from tests.entries import ended, evaluated, refusals, started, writer

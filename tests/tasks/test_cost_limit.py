@@ -3,7 +3,7 @@
 import pytest
 
 from cairn.tasks.configuration.settings import CostConfig
-from cairn.tasks.policy.cost_limit import Spent, limit_problem, read_spent
+from cairn.tasks.policy.budgets import Spent, limit_problem, read_spent
 from tests.fabricated_run import fabricate
 from tests.memory_store import MemoryStore
 

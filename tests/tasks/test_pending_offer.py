@@ -7,7 +7,7 @@ import pytest
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import Refused, Registry
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.checkpoints.promotion_offer import pending_offer
+from cairn.tasks.checkpoints.promotion import pending_offer
 from cairn.tasks.policy import early_stop, run_set
 from tests.fabricated_run import HUMAN, FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore

@@ -193,7 +193,7 @@ def test_a_notice_reaches_the_listeners_once_and_keeps_its_words(aws: NoticeSour
         heard.append(notice.detail)
         told.set()
 
-    with notice.on_shutdown(listen), polling_notices(notice, (aws,), poll_seconds=0.001):
+    with notice.on_shutdown(listen), polling_notices(notice, (aws,), poll_seconds=0.001, on_problem=pytest.fail):
         cloud.answers[ACTION] = TERMINATE
         assert told.wait(240)
     assert heard == ["AWS announced: terminate at 2026-01-01T12:02:00Z"]
@@ -205,12 +205,12 @@ def test_silent_services_are_asked_again_and_complained_of_once(aws: NoticeSourc
     cloud.status = 500
     with polling_notices(notice, (aws,), poll_seconds=0.001, on_problem=problems.append):
         assert cloud.asked_enough.wait(240)
-    assert problems == ["AWS metadata service gave no token: 500; no notice comes from there until it answers"]
+    assert problems == ["AWS metadata service answered 500; no notice comes from there until it answers"]
     assert notice.signal is None
 
 
 def test_without_sources_there_is_no_thread() -> None:
-    with polling_notices(ShutdownSignal(), (), poll_seconds=0.001):
+    with polling_notices(ShutdownSignal(), (), poll_seconds=0.001, on_problem=pytest.fail):
         assert "preemption" not in {thread.name for thread in threading.enumerate()}
 
 

@@ -11,7 +11,6 @@ from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.registry import DatedDecision, Promoted, Refused, RegistryState, RolledBack, SuiteReference
 from cairn.storage.logs.run_entries import CurveVerdict, EvaluationRecorded
 from cairn.tasks.checkpoints.promotion import (
-    GATES,
     Approval,
     Candidate,
     PromotionRules,
@@ -38,8 +37,23 @@ def decide(
     )
 
 
-def test_the_gates_are_asked_in_one_order() -> None:
-    assert [name for name, _ in GATES] == ["evaluated", "finite", "verdict", "comparable", "better", "approved"]
+DIVERGING = CurveVerdict(kind="diverging", why="because")
+NO_NUMBER = {"val_loss": math.nan}
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "first"),
+    [
+        ([], "evaluated"),
+        ([evaluation(metrics=NO_NUMBER, verdict=DIVERGING, data_snapshot="e")], "finite"),
+        ([evaluation(val_loss=4.0, verdict=DIVERGING, data_snapshot="e")], "verdict"),
+        ([evaluation(val_loss=4.0, data_snapshot="e")], "comparable"),
+        ([evaluation(val_loss=4.0)], "better"),
+        ([evaluation()], "approved"),
+    ],
+)
+def test_the_gates_are_asked_in_one_order(evaluations: list[EvaluationRecorded], first: str) -> None:
+    assert gate(decide(candidate(*evaluations), rules=replace(RULES, needs_approval=True))) == first
 
 
 def test_weights_without_an_evaluation_are_refused_with_the_command_that_makes_one() -> None:

@@ -14,8 +14,7 @@ from cairn.storage.logs.registry import ModelDecision, Promoted, Refused, Regist
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
-from cairn.tasks.checkpoints.promotion_offer import offer, preview_offer
+from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of, offer, preview_offer
 from cairn.tasks.errors import GateRefused
 from tests.entries import evaluated, refusals, writer
 from tests.memory_store import MemoryStore

@@ -7,8 +7,7 @@ import pytest
 
 from cairn.storage.logs.run_entries import CurveVerdict
 from cairn.tasks.policy.curve_statistics import Curve
-from cairn.tasks.policy.curve_verdict import VerdictKind, judge
-from cairn.tasks.policy.run_symptoms import ThroughputWatch
+from cairn.tasks.policy.curve_verdict import ThroughputWatch, VerdictKind, judge
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 ENGLISH = TINY_SHAKESPEARE.read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ from cairn.flows.run.active_run import ActiveRun, Host, open_run
 from cairn.flows.run.attempt_trainer import AttemptTrainer, record_end
 from cairn.flows.run.steps import PLAIN, Steps
 from cairn.flows.train_gpt import train
-from cairn.operations.run_set import plan_rungs, train_in_turn
+from cairn.operations.prefect_session import plan_rungs, train_in_turn
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cairn.flows.operations.checkpoint_offer import promotion_rules
+from cairn.flows.operations.checkpoint_operations import promotion_rules
 from cairn.flows.preparation import preflight
 from cairn.flows.preparation.preflight import AvailableMemory
-from cairn.flows.run import active_run, attempt_trainer
+from cairn.flows.run import attempt_trainer
 from cairn.flows.run.attempt_claim import claim_next_attempt, gather_machines
 from cairn.flows.run.attempt_trainer import AttemptTrainer
 from cairn.flows.run.steps import PLAIN
@@ -191,7 +191,7 @@ def what_is_tried_first_after_out_of_memory(bench: Bench) -> None:
 @acts("lease.seconds", "lease.heartbeat_seconds")
 def how_a_live_attempt_is_recognized(bench: Bench) -> None:
     seen: list[Any] = []
-    claim, beat = active_run.attempt_entries.claim_attempt, attempt_trainer.attempt_entries.writing_heartbeats
+    claim, beat = attempt_trainer.attempt_entries.claim_attempt, attempt_trainer.attempt_entries.writing_heartbeats
 
     def noting_claim(log: Any, claimant: Any, start: Any) -> Any:
         seen.append(claimant.lease.seconds)
@@ -201,7 +201,7 @@ def how_a_live_attempt_is_recognized(bench: Bench) -> None:
         seen.append(every_seconds)
         return beat(*arguments, every_seconds=every_seconds)
 
-    bench.patch.setattr(active_run.attempt_entries, "claim_attempt", noting_claim)
+    bench.patch.setattr(attempt_trainer.attempt_entries, "claim_attempt", noting_claim)
     bench.patch.setattr(attempt_trainer.attempt_entries, "writing_heartbeats", noting_beat)
     bench.flow.train("lease.seconds=45.5", "lease.heartbeat_seconds=1.25")
     assert seen == [45.5, 1.25]

@@ -16,7 +16,7 @@ HEARTBEAT = f"{TESTS}::test_the_last_heartbeat_says_how_far_the_trainer_got"
 SEGMENTS = f"{TESTS}::test_segments_end_where_the_configuration_commits"
 CLAIMED = f"{TESTS}::test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration"
 PROMOTION = "flows/run/run_decisions.py"
-RULES = "flows/operations/checkpoint_offer.py"
+RULES = "flows/operations/checkpoint_operations.py"
 ALIAS = key("an_alias_and_how_much_better_it_must_become")
 ASKED = key("a_person_is_asked")
 STAY = key("which_checkpoints_stay")
@@ -35,7 +35,7 @@ FLOW_MUTANTS = (
     mutant(
         "set-lets-every-run-go-on",
         ACTIVE,
-        "min(config.training.steps, limit.until_step)",
+        "min(config.training.steps, self.limit.until_step)",
         "min(config.training.steps, 1e9)",
         key("how_many_runs_of_a_set_go_on"),
         key("how_many_steps_a_set_may_take"),
@@ -358,8 +358,8 @@ FLOW_MUTANTS = (
     mutant(
         "memory-never-checked",
         "flows/preparation/preflight.py",
-        "if config.training.memory_check and not is_known_to_fit:",
-        "if not config.training.memory_check and not is_known_to_fit:",
+        "if wanted.training.memory_check and not is_known_to_fit:",
+        "if not wanted.training.memory_check and not is_known_to_fit:",
         key("whether_a_size_that_cannot_fit_is_refused"),
     ),
     mutant(

@@ -45,7 +45,7 @@ REPORT_MUTANTS = (
     ),
     mutant(
         "sql-time-to-go-is-that-of-all-steps",
-        "reports/queries/run_query.py",
+        "reports/queries/views.sql",
         "(rows.total_steps - greatest(rows.step, live.step))",
         "rows.total_steps",
         "tests/cairn/test_sql_command.py::test_only_a_run_that_trains_has_a_speed_and_a_time_to_go",
@@ -162,7 +162,7 @@ REPORT_MUTANTS = (
     ),
     mutant(
         "promotion-gates-unread",
-        "flows/operations/checkpoint_offer.py",
+        "flows/operations/checkpoint_operations.py",
         "gates=config.promotion.gates,",
         "",
         key("further_comparisons_with_the_champion"),

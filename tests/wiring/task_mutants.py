@@ -236,8 +236,8 @@ TASK_MUTANTS = (
     mutant(
         "a-slow-rise-is-harder-text",
         CURVE,
-        "return _step_height(losses, at, 4) >= _JUMP_AT_ONCE * height and max(drifts) <= _JUMP_DRIFT * height",
-        "return True",
+        "if is_at_once and is_quiet and max(drift_before, drift_after) <= _JUMP_DRIFT * height:",
+        "if is_quiet:",
         "tests/tasks/test_curve_jumps.py::test_a_rise_is_diverging",
     ),
     mutant(
@@ -250,7 +250,7 @@ TASK_MUTANTS = (
     mutant(
         "cures-in-effect-are-named",
         "tasks/policy/curve_verdict.py",
-        "if cure not in _IN_EFFECT or not _IN_EFFECT[cure](curve)",
+        'if "unless" not in cure or not _IN_EFFECT[cure["unless"]](curve)',
         "if cure",
         "tests/tasks/test_curve_cures.py::test_a_cure_in_effect_is_not_named_and_others_are",
     ),
@@ -263,9 +263,9 @@ TASK_MUTANTS = (
     ),
     mutant(
         "a-little-clipping-is-a-symptom",
-        "tasks/policy/run_symptoms.py",
-        "if median < _CLIPPED_RATIO * curve.grad_clip:",
-        "if median < curve.grad_clip:",
+        "tasks/policy/curve_verdict.py",
+        "median >= _CLIPPED_RATIO * curve.grad_clip:",
+        "median >= curve.grad_clip:",
         "tests/tasks/test_run_symptoms.py::test_gradients_that_are_a_little_clipped_or_not_at_all_are_healthy",
     ),
     mutant(

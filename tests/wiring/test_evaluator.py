@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
+from cairn.flows.operations.checkpoint_operations import plan_evaluation
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.inference.prediction import held_out_loss
 from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded

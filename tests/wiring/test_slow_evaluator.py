@@ -24,7 +24,7 @@ class SlowEvaluators(Evaluators):
         super().__init__()
         self._flow, self._over, self._swept = flow, threading.Event(), SimpleQueue[object]()
         self.outstanding, self.shown = list[int](), ""
-        wait = AttemptEvaluations.wait
+        finish = AttemptEvaluations.finish
 
         def end_training(evaluations: AttemptEvaluations) -> None:
             shut_down = evaluations._beside.shutdown  # comes after the line that counts them
@@ -34,14 +34,14 @@ class SlowEvaluators(Evaluators):
                 shut_down()
 
             patch.setattr(evaluations._beside, "shutdown", count_first)
-            wait(evaluations)
+            finish(evaluations)
 
         def sweep_and_note(*arguments: Any, **named: Any) -> object:
             report = sweep_run(*arguments, **named)
             self._swept.put(report)
             return report
 
-        patch.setattr(AttemptEvaluations, "wait", end_training)
+        patch.setattr(AttemptEvaluations, "finish", end_training)
         patch.setattr(active_run, "sweep_run", sweep_and_note)
 
     def run(self, spec: bytes, timeout_seconds: float, **rest: Any) -> Outcome:

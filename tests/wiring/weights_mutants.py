@@ -53,14 +53,14 @@ WEIGHTS_MUTANTS = (
     mutant(
         "base-model-forgotten-by-a-fork",
         "cairn/operations/person_decisions.py",
-        "initial_source_sha256=found.opened.initial_source_sha256",
+        "initial_source_sha256=opened.initial_source_sha256",
         "initial_source_sha256=None",
         f"{EXPORT}::test_a_fork_s_card_names_the_base_model_too",
     ),
     mutant(
         "adapters-of-a-fork-beside-nothing",
         "cairn/operations/person_decisions.py",
-        "found.opened.initial_weights_sha256 if config.training.lora else None",
+        "opened.initial_weights_sha256 if config.training.lora else None",
         "None",
         f"{ADAPTERS}::test_a_fork_s_adapters_go_on_beside_the_same_weights_and_no_others",
     ),

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cairn.reports.exporters.exporters import Exporter
-from cairn.reports.exporters.tracking_tools import MlflowClient, MlflowExporter, TensorBoardExporter, WandbExporter
+from cairn.reports.exporters.tracking_tools import MlflowExporter, TensorBoardExporter, WandbExporter
 from cairn.reports.notices.notice import find_notices
 from cairn.reports.queries.run_metrics import RunMetrics
 from cairn.storage.logs.registry import RegistryState
@@ -38,7 +38,7 @@ def core_seconds(work: Callable[[], object]) -> float:
 def exporters(folder: Path, url: str) -> Iterator[Exporter]:
     """Yield one exporter of each kind."""
     yield TensorBoardExporter(folder / "board", "bard", "a store")
-    yield MlflowExporter(MlflowClient(url, {}), "bard", experiment="cairn")
+    yield MlflowExporter(url, {}, "bard")
     if find_spec("wandb"):
         yield WandbExporter(folder / "wandb", "bard")
 
