@@ -238,7 +238,7 @@ def _describe_recipe(config: "RunConfig") -> Iterator[tuple[str, str]]:
     if chosen.init_from:
         yield "begins with", f"the weights of {chosen.init_from}"
     if chosen.lora is not None:
-        from cairn.model.configuration.adapters import count_trained
+        from cairn.model.configuration.training import count_trained
 
         count = sum(count_trained(config.model, chosen.lora))
         yield "trains", f"{count:,} numbers of adapters of rank {chosen.lora.rank}; the weights stay"

@@ -9,7 +9,7 @@ from cairn.model.configuration.data import SNAPSHOT_SOURCE
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import alias_history
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of, read_checkpoints
-from cairn.storage.checkpoints import checkpoint, fork_pin
+from cairn.storage.checkpoints import checkpoint, resume_point
 from cairn.storage.checkpoints.resume_point import new_pin
 from cairn.storage.checkpoints.sweep import SweepAction, SweepKind
 from cairn.storage.errors import IntegrityError
@@ -67,7 +67,7 @@ def fork_run(
     snapshot_id = _choose_data(found, config, changed, base_dir)
     body = _opening(found, run_id, before, config, snapshot_id)
     pin = new_pin(found.reference, this_placement(device="cpu", threads=1), fork=run_id)
-    state = fork_pin.open_fork(parent, body, pin, writer=log_entry.this_writer())
+    state = resume_point.open_fork(parent, body, pin, writer=log_entry.this_writer())
     if state.opened is None:
         raise InvalidConfiguration(f"run {run_id}: a sweep took this process for dead: run the same command again")
     if state.opened != body:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.numpy import load_file
 
-from cairn.model.architectures import gpt, hugging_face, published_config
+from cairn.model.architectures import gpt, hugging_face
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.inference.prediction import Sampling, generate_stream
 
@@ -26,7 +26,7 @@ TEXTS = 4
 def read_network(folder: Path) -> tuple[gpt.GPT, int]:
     """Return the network of a model directory, and the id with which its texts begin."""
     document = (folder / "config.json").read_bytes()
-    config = published_config.adopt_network(published_config.parse_config(document), ModelConfig())
+    config = hugging_face.adopt_network(hugging_face.parse_config(document), ModelConfig())
     vocab_size = config.rows(1)
     weights = hugging_face.from_hugging_face(load_file(folder / "model.safetensors"), config, vocab_size)
     network = gpt.GPT(config, vocab_size)

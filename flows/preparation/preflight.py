@@ -15,9 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
-from cairn.model.configuration.adapters import adapter_table
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
-from cairn.model.configuration.training import TrainingConfig
+from cairn.model.configuration.training import TrainingConfig, adapter_table
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.estimates import numerics, size_estimate
 from cairn.reports.exporters.exporters import check_exporters

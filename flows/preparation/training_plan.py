@@ -10,8 +10,7 @@ from typing import Any
 
 from cairn.flows.preparation import preflight
 from cairn.flows.preparation.preflight import AvailableMemory
-from cairn.model.estimates.exchanges import Exchange, step_exchanges
-from cairn.model.estimates.size_estimate import TRACED_ERROR, MemoryEstimate, count_parameters
+from cairn.model.estimates.size_estimate import TRACED_ERROR, Exchange, MemoryEstimate, count_parameters, step_exchanges
 from cairn.model.estimates.step_memory import FP32_BYTES
 from cairn.reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
 from cairn.storage.logs import run_log, step_log

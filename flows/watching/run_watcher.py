@@ -260,7 +260,7 @@ class RunWatcher:
         observed, now = self._observe(log), self._monotonic()
         decision = decide_watch(log.state, observed, now)
         if decision.action is WatchAction.CONTINUED:  # nothing is begun on what the index says, or on a log with a hole
-            is_sketch = log.folded is None
+            is_sketch = log.head is None
             log.refresh_whole()
             if is_sketch:
                 observed = self._observe(self._index.fold(log))

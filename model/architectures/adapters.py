@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.configuration.adapters import AdapterRow, LoraConfig, adapter_table
+from cairn.model.configuration.training import AdapterRow, LoraConfig, adapter_table
 from cairn.model.errors import StateMismatch
 
 BASE, ALPHA = "lora.base_sha256", "lora.alpha"

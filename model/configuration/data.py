@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cairn.model.configuration.network import NotNegativeNumber, Positive, Section
+from cairn.model.configuration.network import NotNegativeNumber, Positive, Section, ruled
 from cairn.model.errors import InvalidInput
 
 SMALLEST_BPE_VOCABULARY = 257
@@ -42,11 +42,11 @@ class DataConfig(Section, use_attribute_docstrings=True):
     """files, globs and URLs of held-out text of their own: then the rest of `sources` is all trained on"""
     format: Literal["auto", "text", "jsonl", "json", "parquet", "csv", "tsv"] = "auto"
     """what the files hold; auto: a known suffix of the name decides, else the first bytes"""
-    separator: Annotated[str, Field(pattern=r"^[^\r\n]*$")] = Field("", json_schema_extra={"rule": "one line"})
+    separator: Annotated[str, Field(pattern=r"^[^\r\n]*$")] = ruled("", "one line")
     """a line that divides a file of text into documents; empty: a file is one"""
     # The JSON reader cannot look for quotes, backslashes and control characters.
-    text_field: Annotated[str, Field(pattern=r'^[^"\\\x00-\x1f]+$')] = Field(
-        "text", json_schema_extra={"rule": "a name without quotes, backslashes and control characters"}
+    text_field: Annotated[str, Field(pattern=r'^[^"\\\x00-\x1f]+$')] = ruled(
+        "text", "a name without quotes, backslashes and control characters"
     )
     """field of a JSON line or column of a Parquet file that holds the text"""
     loss_on: Literal["answers"] | None = None
@@ -57,9 +57,7 @@ class DataConfig(Section, use_attribute_docstrings=True):
     split: Literal["auto", "documents", "end"] = "auto"
     """what of files of text is held out: the end of each, or some documents, each by its own hash; auto: the end of up
     to 100 files. Lines of JSON and rows are documents always"""
-    tokenizer: str = Field(
-        "bpe:1024", json_schema_extra={"rule": "bytes, bpe:<vocabulary size> or the path of a tokenizer.json"}
-    )
+    tokenizer: str = ruled("bpe:1024", "bytes, bpe:<vocabulary size> or the path of a tokenizer.json")
     """how text becomes tokens"""
     end_of_text: str = ""
     """token of a tokenizer.json that ends a document, such as "<EOT>"; empty: one that is known, such as </s>"""
@@ -137,9 +135,8 @@ class DataConfig(Section, use_attribute_docstrings=True):
             raise ValueError(f"end_of_text: {self.tokenizer} has its own end of text; leave it out")
         if self.val_sources and self.split != "auto":
             raise ValueError(f"val_sources: decide what is held out; leave out split = {self.split!r}")
-        if self.loss_on and (
-            built_in := [name for name in (*self.sources, *self.val_sources) if name[:7] == "python:"]
-        ):
+        built_in = [name for name in (*self.sources, *self.val_sources) if name.startswith("python:")]
+        if self.loss_on and built_in:
             raise ValueError(f"loss_on: {built_in[0]!r} holds no conversations; name files of JSON or Parquet")
         if unread := [name for name in ("text_field", "max_document_bytes") if self.loss_on and name in self.changed]:
             raise ValueError(f"{unread[0]}: has no effect on conversations; leave it out, or loss_on")

@@ -8,9 +8,11 @@ models/qwen3.
 
 import math
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -37,6 +39,16 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def ruled(default: Any, rule: str) -> Any:
+    """Make a field whose rule is said in words."""
+    return Field(default, json_schema_extra={"rule": rule})
+
+
+def computed(default: Callable[[Mapping[str, Any]], Any], rule: str) -> Any:
+    """Make a field whose default is computed from those before it, which is said in words."""
+    return Field(default_factory=default, json_schema_extra={"default_rule": rule})
+
+
 def _preset(name: str) -> Any:
     """Make a field whose default is the architecture's."""
 
@@ -46,19 +58,19 @@ def _preset(name: str) -> Any:
     values = {kind: preset[name] for kind, preset in _PRESETS.items()}
     words = {kind: str(value).lower() if isinstance(value, bool) else value for kind, value in values.items()}
     rule = ", ".join(f"{kind}: {word}" for kind, word in words.items())
-    return Field(default_factory=default, json_schema_extra={"default_rule": rule})
+    return computed(default, rule)
 
 
 def _derived(default: Callable[[Mapping[str, Any]], int], rule: str) -> Any:
     """Make a field whose default is computed from those before it; 1 where one of these was refused."""
 
-    def computed(data: Mapping[str, Any]) -> int:
+    def derive(data: Mapping[str, Any]) -> int:
         try:
             return max(1, default(data))
         except KeyError:
             return 1
 
-    return Field(default_factory=computed, json_schema_extra={"default_rule": rule})
+    return computed(derive, rule)
 
 
 Digest = Annotated[
@@ -106,8 +118,8 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     """how a token's place is encoded: a learned table, or queries and keys rotated by it"""
     rotary_base: PositiveNumber = 1e6
     """base of the rotations' wavelengths; with rotary positions"""
-    rotary_scaling: Annotated[tuple[PositiveNumber, ...], Field(min_length=1)] | None = Field(
-        None, json_schema_extra={"rule": "a list of one or four numbers above 0"}
+    rotary_scaling: Annotated[tuple[PositiveNumber, ...], Field(min_length=1)] | None = ruled(
+        None, "a list of one or four numbers above 0"
     )
     """factor that stretches the wavelengths; or Llama 3's: factor, low and high frequency factor, original positions"""
     feed_forward: FeedForwardKind = _preset("feed_forward")
@@ -126,7 +138,7 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     """rows of the token embedding, more than the tokenizer's ids where weights were padded; not set: as many as ids"""
     zero_projections: bool = False
     """projections back into the residual stream begin as zeros instead of small random numbers"""
-    module: str | None = Field(None, json_schema_extra={"rule": "a file and a name in it, such as my_net.py:build"})
+    module: str | None = ruled(None, "a file and a name in it, such as my_net.py:build")
     """function or class that makes a network of your own; what it is called with are further keys of [model]"""
     imports: tuple[str, ...] = ()
     """packages that the module's files import besides torch, numpy and the standard library"""
@@ -195,19 +207,12 @@ Kind = Literal["embedding", "positions", "ngrams", "head", "matrix", "gain", "bi
 INITIAL_STD = 0.02
 WIDENED = {"gelu": 1, "relu2": 1, "swiglu": 2}
 """How many matrices widen in a feed-forward part: a gated one has two."""
-_LLAMA_NAMES = {
-    "wte": ("model.embed_tokens",),
-    "ln_1": ("input_layernorm",),
-    "attn.c_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attn.q_norm": ("self_attn.q_norm",),
-    "attn.k_norm": ("self_attn.k_norm",),
-    "attn.c_proj": ("self_attn.o_proj",),
-    "ln_2": ("post_attention_layernorm",),
-    "mlp.c_fc": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.c_proj": ("mlp.down_proj",),
-    "ln_f": ("model.norm",),
-    "lm_head": ("lm_head",),
-}
+
+
+@cache
+def transformers() -> Mapping[str, Any]:
+    """Return networks in the words of that library."""
+    return tomllib.loads(Path(__file__).with_name("transformers.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,8 +266,26 @@ def parameter_table(model: ModelConfig, vocab_size: int) -> tuple[Parameter, ...
     """Return the parameters in the network's order, for so many ids; only who makes a module knows its own."""
     if model.module:
         raise InvalidInput(f"model.module = {model.module!r}: its parameters are known where it is made")
-    family = family_of(model)
-    return tuple(_row(model, family, *row) for row in _parts(model, vocab_size))
+    family, table = family_of(model), list[Parameter]()
+    for name, kind, rows, columns in _parts(model, vocab_size):
+        std = INITIAL_STD if columns else 0.0
+        if name.endswith("c_proj.weight"):
+            std = 0.0 if model.zero_projections else INITIAL_STD / math.sqrt(2 * model.n_layer)
+        theirs: tuple[str, ...] = (f"transformer.{name}",) if family == "gpt2" else ()
+        if family in ("llama", "qwen3"):
+            module, _, leaf = name.rpartition(".")
+            prefix = ""
+            if module.startswith("h."):
+                _, layer, module = module.split(".", 2)
+                prefix = f"model.layers.{layer}."
+            theirs = tuple(f"{prefix}{part}.{leaf}" for part in transformers()["modules"][module])
+        shape, constant = (sum(rows), columns) if columns else (sum(rows),), 1.0 if kind == "gain" else 0.0
+        turns = family == "gpt2" and kind == "matrix"
+        row = Parameter(
+            name=name, shape=shape, kind=kind, rows=rows, std=std, constant=constant, theirs=theirs, is_transposed=turns
+        )
+        table.append(row)
+    return tuple(table)
 
 
 def layer_matrices(model: ModelConfig) -> int:
@@ -309,24 +332,3 @@ def _norm_parts(model: ModelConfig, name: str, width: int) -> Iterator[_Row]:
         yield f"{name}.weight", "gain", (width,), None
         if model.norm == "layer" and model.bias:
             yield f"{name}.bias", "bias", (width,), None
-
-
-def _row(
-    model: ModelConfig, family: Family | None, name: str, kind: Kind, rows: tuple[int, ...], columns: int | None
-) -> Parameter:
-    std = INITIAL_STD if columns else 0.0
-    if name.endswith("c_proj.weight"):
-        std = 0.0 if model.zero_projections else INITIAL_STD / math.sqrt(2 * model.n_layer)
-    theirs: tuple[str, ...] = (f"transformer.{name}",) if family == "gpt2" else ()
-    if family in ("llama", "qwen3"):
-        module, _, leaf = name.rpartition(".")
-        prefix = ""
-        if module.startswith("h."):
-            _, layer, module = module.split(".", 2)
-            prefix = f"model.layers.{layer}."
-        theirs = tuple(f"{prefix}{part}.{leaf}" for part in _LLAMA_NAMES[module])
-    shape, constant = (sum(rows), columns) if columns else (sum(rows),), 1.0 if kind == "gain" else 0.0
-    turned = family == "gpt2" and kind == "matrix"
-    return Parameter(
-        name=name, shape=shape, kind=kind, rows=rows, std=std, constant=constant, theirs=theirs, is_transposed=turned
-    )

@@ -1,4 +1,5 @@
-"""The section `[training]`: batch sizes in windows, lengths in optimizer steps, rates per step; and its micro-batches.
+"""The section `[training]`: batch sizes in windows, lengths in optimizer steps, rates per step; its micro-batches, and
+the low-rank adapters that it puts beside a network's matrices (Hu et al. 2021, "LoRA"). Imports no torch.
 
 The micro-batch is the unit in which gradients are added up, along one binary tree over micro-batch indices
 (`parallel`). A replicated process computes a whole subtree, so the same sum comes out of any number of processes:
@@ -6,13 +7,15 @@ each has the same number of micro-batches, and that is a power of two. Sharded p
 smaller parts instead, because all of them must run every forward.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
-from math import ceil
+from math import ceil, prod
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cairn.model.configuration.adapters import LoraConfig
+from cairn.model.configuration import network
 from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
 from cairn.model.errors import InvalidInput
 
@@ -33,6 +36,19 @@ _MOST_PARTS, _FEWEST_IN_HALF, _FEWEST_TOKENS, _MOST_TOKENS = 8, 256, 1024, 16_38
 """With fewer tokens a micro-batch costs more than sharing it gains; with more it takes memory and gains nothing."""
 
 
+class LoraConfig(Section, use_attribute_docstrings=True):
+    """Low-rank adapters, trained beside frozen weights of training.init_from. Without the section all weights are."""
+
+    rank: Positive = 8
+    """rank of each adapter: numbers between its two matrices"""
+    alpha: PositiveNumber = network.computed(lambda data: 2.0 * data.get("rank", 1), "2 rank")
+    """what an adapter adds is multiplied by alpha / rank"""
+    targets: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")], ...], Field(min_length=1)] | None = (
+        Field(None, json_schema_extra={"rule": "a list of names", "default_rule": "all of attention and feed-forward"})
+    )
+    """linear layers that get an adapter, by the ends of their names in transformers, such as q_proj, or here"""
+
+
 class TrainingConfig(Section, use_attribute_docstrings=True):
     """How the network is trained."""
 
@@ -51,9 +67,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """learning rate at the last step; with 0 that step changes no weight"""
     muon_lr: PositiveNumber = 0.02
     """learning rate of muon's matrices after the warm-up; it rises and falls as lr does"""
-    warmup_steps: NotNegative = Field(
-        default_factory=lambda data: min(2000, int(data.get("steps", 0)) // 10),
-        json_schema_extra={"default_rule": "a tenth of steps, at most 2000"},
+    warmup_steps: NotNegative = network.computed(
+        lambda data: min(2000, int(data.get("steps", 0)) // 10), "a tenth of steps, at most 2000"
     )
     """steps in which the learning rate rises from 0 to lr"""
     schedule: Literal["cosine", "wsd"] = "cosine"
@@ -63,13 +78,10 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """share of the steps in which a wsd schedule falls"""
     weight_decay: NotNegativeNumber = 0.1
     """weight decay of matrices and tables; apart from the gradient with adamw and muon, else in it"""
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.95), json_schema_extra={"rule": "a list of two numbers of at least 0 and below 1"}
-    )
+    betas: tuple[Beta, Beta] = network.ruled((0.9, 0.95), "a list of two numbers of at least 0 and below 1")
     """decay rates of adam's and adamw's first and second moment of the gradient"""
-    momentum: Beta = Field(
-        default_factory=lambda data: 0.95 if data.get("optimizer") == "muon" else 0.9,
-        json_schema_extra={"default_rule": "momentum: 0.9, muon: 0.95"},
+    momentum: Beta = network.computed(
+        lambda data: 0.95 if data.get("optimizer") == "muon" else 0.9, "momentum: 0.9, muon: 0.95"
     )
     """decay rate of the gradients' sum that momentum and muon keep"""
     z_loss: NotNegativeNumber = 0.0
@@ -92,8 +104,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     it decides data.tokenizer and the keys of model that are not set"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337
     """seed of initial weights, dropout and the order of windows"""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = Field(
-        "auto", json_schema_extra={"rule": "auto, cpu, cuda, cuda:<number> or mps"}
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = network.ruled(
+        "auto", "auto, cpu, cuda, cuda:<number> or mps"
     )
     """device that trains; auto takes a CUDA device where there is one; mps is Apple's GPU"""
     activation_checkpointing: bool = False
@@ -219,3 +231,64 @@ def _largest(global_batch: int, at_most: int, processes: int, mode: Parallel) ->
 def _cut(rows: slice, place: int, places: int) -> slice:
     count = rows.stop - rows.start
     return slice(rows.start + count * place // places, rows.start + count * (place + 1) // places)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterRow:
+    """An adapter of `rows` of the linear layer `layer`; in `transformers` they are `theirs`, of as many `columns`."""
+
+    layer: str
+    rows: slice
+    columns: int
+    theirs: str
+
+    @property
+    def name(self) -> str:
+        """Its name in the network; it has the matrices `A` and `B`."""
+        return f"{self.layer}.lora.{self.leaf}"
+
+    @property
+    def leaf(self) -> str:
+        """The last part of their name."""
+        return self.theirs.rpartition(".")[2]
+
+    def shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the shapes of A and B."""
+        return (rank, self.columns), (self.rows.stop - self.rows.start, rank)
+
+
+def adapter_table(model: network.ModelConfig, targets: tuple[str, ...] | None = None) -> tuple[AdapterRow, ...]:
+    """Return the adapters of these targets, None for all, in the network's order; InvalidInput names one without any.
+
+    A target is the end of a layer's name, as in peft.
+    """
+    rows = tuple(_rows(model))
+    if targets is None:
+        return rows
+    for target in targets:
+        if not any(_is_meant(row, target) for row in rows):
+            known = ", ".join(dict.fromkeys(row.leaf for row in rows))
+            raise InvalidInput(f"training.lora.targets: {target!r} is no linear layer of the network; it has {known}")
+    return tuple(row for row in rows if any(_is_meant(row, target) for target in targets))
+
+
+def count_trained(model: network.ModelConfig, lora: LoraConfig) -> tuple[int, ...]:
+    """Return how many numbers each tensor has that is trained, in the network's order."""
+    rows = adapter_table(model, lora.targets)
+    return tuple(prod(shape) for row in rows for shape in row.shapes(lora.rank))
+
+
+def _is_meant(row: AdapterRow, target: str) -> bool:
+    return any(f".{name}".endswith(f".{target}") for name in (row.theirs, row.layer))
+
+
+def _rows(model: network.ModelConfig) -> Iterator[AdapterRow]:
+    for parameter in network.parameter_table(model, 1):
+        if parameter.kind != "matrix":
+            continue
+        layer, begin = parameter.name.removesuffix(".weight"), 0
+        counts = parameter.rows if len(parameter.theirs) > 1 else (sum(parameter.rows),)
+        for theirs, count in zip(parameter.theirs or (parameter.name,), counts, strict=True):
+            rows, named = slice(begin, begin + count), theirs.removesuffix(".weight")
+            yield AdapterRow(layer=layer, rows=rows, columns=parameter.shape[1], theirs=named)
+            begin += count

@@ -21,33 +21,25 @@ from cairn.model.errors import InvalidInput
 ROUNDS = 8
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Permutation:
-    """A keyed permutation of [0, size), equal everywhere: Feistel over an even power of two, with cycle walking."""
+def permute(positions: NDArray[np.int64], *, size: int, key: str) -> NDArray[np.int64]:
+    """Map positions (N,) in [0, size) one to one to values (N,) in [0, size), by a key and equally everywhere.
 
-    size: int
-    key: str
-
-    def permute(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Map positions (N,) in [0, size) to values (N,) in [0, size), one to one."""
-        values = self._encipher(positions.astype(np.uint64))
-        outside = values >= self.size
-        while outside.any():
-            values[outside] = self._encipher(values[outside])
-            outside = values >= self.size
-        return values.astype(np.int64)
-
-    def _encipher(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
-        shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
-        left, right = values >> shift, values & mask
-        digest = hashlib.shake_256(f"{self.key}/{self.size}".encode()).digest(8 * ROUNDS)
+    By a Feistel network over an even power of two, with cycle walking.
+    """
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    digest = hashlib.shake_256(f"{key}/{size}".encode()).digest(8 * ROUNDS)
+    values, outside = positions.astype(np.uint64), np.ones(positions.shape, dtype=np.bool_)
+    while outside.any():
+        left, right = values[outside] >> shift, values[outside] & mask
         for round_key in np.frombuffer(digest, dtype="<u8").astype(np.uint64):
             mixed = right + round_key
             mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             left, right = right, left ^ ((mixed ^ (mixed >> np.uint64(31))) & mask)
-        return (left << shift) | right
+        values[outside] = (left << shift) | right
+        outside = values >= size
+    return values.astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,9 +151,16 @@ class SampleOrder:
 
     def windows_between(self, step: int, end_step: int) -> NDArray[np.int64]:
         """Return the batches (end_step - step, global_batch) of the steps from `step` on, cheaper than one by one."""
-        borders = (step, *(begin for begin in self.stages if step < begin < end_step), end_step)
-        windows = np.concatenate([self._windows_of_stage(*part) for part in pairwise(borders)])
-        return windows.reshape(end_step - step, self.global_batch)
+        borders, parts = (step, *(begin for begin in self.stages if step < begin < end_step), end_step), []
+        for first, end in pairwise(borders):
+            draws = np.arange(self.draws_before(first), self.draws_before(end), dtype=np.int64)
+            shares, ahead = self._mix(first)
+            chosen, own = split_draws(shares, draws)
+            own += ahead[chosen]
+            for number in np.unique(chosen).tolist():
+                draws[chosen == number] = self._windows_of_component(number, own[chosen == number])
+            parts.append(draws)
+        return np.concatenate(parts).reshape(end_step - step, self.global_batch)
 
     def draws_before(self, step: int) -> int:
         """Return how many samples of this data are drawn when `step` steps are complete."""
@@ -192,30 +191,23 @@ class SampleOrder:
             ahead = drawn - count_draws(shares, draws)
         return shares, ahead
 
-    def _windows_of_stage(self, step: int, end_step: int) -> NDArray[np.int64]:
-        draws = np.arange(self.draws_before(step), self.draws_before(end_step), dtype=np.int64)
-        shares, ahead = self._mix(step)
-        chosen, own = split_draws(shares, draws)
-        own += ahead[chosen]
-        windows = np.empty_like(draws)
-        for number in np.unique(chosen).tolist():
-            windows[chosen == number] = self._windows_of_component(number, own[chosen == number])
-        return windows
-
     def _windows_of_component(self, number: int, own_draws: NDArray[np.int64]) -> NDArray[np.int64]:
         component = self.components[number]
         epochs, positions = np.divmod(own_draws, component.window_count)
         windows = np.empty_like(own_draws)
         for epoch in np.unique(epochs).tolist():
-            drawn = self._permutation(number, epoch, "draw").permute(positions[epochs == epoch])
-            drawn += component.first_window
+            drawn = component.first_window + self._permute(positions[epochs == epoch], number, epoch, "draw")
             # An epoch's windows begin later by 0 tokens in the first, and by each number once in block_size epochs.
-            shifts = self._permutation(number, 0, "shift", size=self.block_size)
-            first, own = shifts.permute(np.array([0, epoch % self.block_size], dtype=np.int64)).tolist()
+            asked = np.array([0, epoch % self.block_size], dtype=np.int64)
+            first, own = self._permute(asked, number, 0, "shift", size=self.block_size).tolist()
             drawn[drawn < component.end_window - 1] += self.window_count * (int(own - first) % self.block_size)
             windows[epochs == epoch] = drawn
         for index in np.flatnonzero(self._is_unusable(windows)):
-            windows[index] = self._replacement(number, int(epochs[index]), int(positions[index]))
+            place, epoch = positions[index : index + 1], int(epochs[index])
+            while self._is_unusable(windows[index : index + 1])[0]:
+                spare = self._permute(place % component.window_count, number, epoch, "replacement")
+                windows[index : index + 1] = component.first_window + spare
+                place = place + 1
         return windows
 
     def _is_unusable(self, windows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -232,16 +224,9 @@ class SampleOrder:
     def _first_tokens(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
         return first_tokens(windows, window_count=self.window_count, block_size=self.block_size)
 
-    def _replacement(self, number: int, epoch: int, position: int) -> int:
-        component, spare = self.components[number], self._permutation(number, epoch, "replacement")
-        while True:
-            place = np.array([position % component.window_count], dtype=np.int64)
-            window = component.first_window + spare.permute(place)
-            if not self._is_unusable(window)[0]:
-                return int(window[0])
-            position += 1
-
-    def _permutation(self, number: int, epoch: int, purpose: str, *, size: int | None = None) -> Permutation:
+    def _permute(
+        self, positions: NDArray[np.int64], number: int, epoch: int, purpose: str, *, size: int | None = None
+    ) -> NDArray[np.int64]:
         # The first component's key has no number, so an order without components equals an order of one component.
         key = f"{purpose}/{self.seed}/{epoch}" + (f"/{number}" if number else "")
-        return Permutation(size=size or self.components[number].window_count, key=key)
+        return permute(positions, size=size or self.components[number].window_count, key=key)

@@ -4,10 +4,13 @@ Anything else could multiply text or match for ever. GPT-2, Llama, Qwen, Mistral
 Source: the serialized form of Hugging Face's `tokenizers`.
 """
 
+import functools
 import itertools
 import re
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,20 +30,6 @@ _AFFIXES = ("prepend", "prefix", "replacement", "continuing_subword_prefix", "en
 _COUNTS = ("start", "stop", "max_input_chars_per_word")
 _REPEATABLE = frozenset({"Split", "Split by regex", "Strip", "Replace"})
 _MODELS = frozenset({"BPE", "Unigram", "WordPiece", "WordLevel"})
-_PARTS: Mapping[str, tuple[str, str]] = {
-    "normalizer": (
-        "normalizers",
-        "NFC NFD NFKC NFKD Lowercase StripAccents Strip Nmt Prepend Replace BertNormalizer ByteLevel",
-    ),
-    "pre_tokenizer": (
-        "pretokenizers",
-        "ByteLevel Metaspace Split Digits Punctuation Whitespace WhitespaceSplit BertPreTokenizer CharDelimiterSplit "
-        "UnicodeScripts",
-    ),
-    "post_processor": ("processors", "ByteLevel TemplateProcessing RobertaProcessing BertProcessing"),
-    "decoder": ("decoders", "ByteLevel Metaspace WordPiece BPEDecoder Replace ByteFallback Fuse Strip"),
-}
-"""Each part of a file: the field that lists a Sequence's members, and the components that are known."""
 _ATOM = re.compile(r"\\[xpP]\{[^}]*\}|\\[^1-9gk]|\[\^?\]?(?:\\.|[^\[\]\\]|\[(?:\\.|[^\]\\])*\])*\]", re.S)
 _GROUP = re.compile(r"\((?:\?[a-z-]*[:=!>])?([^()]*)\)([*+{])?")
 _FLEXIBLE = re.compile(r"[*+?|]|\{\d*,")
@@ -49,6 +38,12 @@ _INTERVAL = re.compile(r"\{(\d*),(\d+)\}")
 _CHAINED = re.compile(r"[*+?][*{]|[*+?][+?][*+?{]|\}[*+{]|\}\?[*+?{]|\(\?[a-z-]*x|\(\?#")
 """Repetitions of repetitions, beside reluctant and possessive ones, and what could hide them: free spaces, comments."""
 _ENDLESS = re.compile(r"[()\\]|\{[\d,]*\d{4}")
+
+
+@functools.cache
+def known_tokenizers() -> Mapping[str, Any]:
+    """Return the parts of a tokenizer.json that are known, and constructs that pre-tokenizers cut at."""
+    return tomllib.loads(Path(__file__).with_name("tokenizers.toml").read_text(encoding="utf-8"))
 
 
 def run() -> None:
@@ -75,8 +70,8 @@ def load_tokenizer(text: str) -> Tokenizer:
         if not isinstance(model, dict) or not isinstance(model.get("vocab"), (dict, list)):
             raise _refused("it has no model with a vocabulary", "an object with both")
         _check_vocabulary(document, document["model"], document.get("added_tokens") or [])
-        for part, (members, known) in _PARTS.items():
-            _check_part(part, document.get(part), members, known.split())
+        for part, known in known_tokenizers()["parts"].items():
+            _check_part(part, document.get(part), known["members"], known["known"])
         # The library reads what was checked, not the text: two parsers may see different documents in one text.
         return Tokenizer.from_str(msgspec.json.encode(document).decode())
     except (InvalidInput, KeyboardInterrupt, MemoryError, SystemExit):
@@ -88,12 +83,6 @@ def load_tokenizer(text: str) -> Tokenizer:
 def load_again(text: str) -> Tokenizer:
     """Return the tokenizer of a document that a loaded one has given."""
     return Tokenizer.from_str(text)
-
-
-def unknown_id_of(tokenizer: Tokenizer) -> int | None:
-    """Return the id of a Unigram's unknown token, which the library does not tell."""
-    found: int | None = msgspec.json.decode(tokenizer.to_str())["model"].get("unk_id")
-    return found
 
 
 def without_token(tokenizer: Tokenizer, token: str, *, unknown: bool = False) -> Tokenizer:

@@ -49,16 +49,28 @@ def benefits_from_cpu_bf16(training: TrainingConfig, model: ModelConfig) -> bool
 
 def choose_numerics(training: TrainingConfig, model: ModelConfig, machine: MachineSpeed) -> NumericsChoice:
     """Replace each `auto` of the configuration; explicit values stay."""
-    kernels: Kernels
-    if training.device == "mps":
-        fixed: Precision = "fp32" if training.precision == "auto" else training.precision
-        kernels = "stock" if training.kernels == "auto" else training.kernels
-        return NumericsChoice(precision=fixed, kernels=kernels, why="nothing else was ever measured on mps")
     on_cuda = training.device.startswith("cuda") or (training.device == "auto" and machine.has_cuda)
-    precision, why = training.precision, "as configured"
-    if precision == "auto":
-        precision, why = _cuda_precision(machine) if on_cuda else _cpu_precision(training, model, machine)
-    kernels = "stock" if model.module else _kernels(training, on_cuda=on_cuda)
+    kernels: Kernels = "stock" if model.module else _kernels(training, on_cuda=on_cuda)
+    precision, gain = training.precision, machine.cpu_half_gain
+    products = f"this CPU's bf16 products are {gain:.1f} times as fast as its fp32 ones"
+    if training.device == "mps":
+        precision = "fp32" if precision == "auto" else precision
+        kernels = "stock" if training.kernels == "auto" else training.kernels
+        why = "nothing else was ever measured on mps"
+    elif precision != "auto":
+        why = "as configured"
+    elif on_cuda:
+        precision, why = _cuda_precision(machine)
+    elif model.module:
+        precision, why = "fp32", "the width of a module is not known"
+    elif not benefits_from_cpu_bf16(training, model):
+        wide = f"at least {_narrowest(training)} wide, this one has {model.n_embd}"
+        precision, why = "fp32", f"on a CPU bf16 pays for networks {wide}"
+    elif gain >= MIN_BF16_GAIN:
+        precision, why = "bf16", products
+    else:
+        slow = f"{products}, {MIN_BF16_GAIN} are required"
+        precision, why = "fp32", slow if gain else "no bf16 hardware was measured on this CPU"
     return NumericsChoice(precision=precision, kernels=kernels, why=why)
 
 
@@ -89,17 +101,3 @@ def _cuda_precision(machine: MachineSpeed) -> tuple[Precision, str]:
     if machine.cuda_has_half:
         return "bf16", "the CUDA device multiplies bf16"
     return "fp32", "the CUDA device does not multiply bf16 by itself"
-
-
-def _cpu_precision(training: TrainingConfig, model: ModelConfig, machine: MachineSpeed) -> tuple[Precision, str]:
-    if model.module:
-        return "fp32", "the width of a module is not known"
-    if not benefits_from_cpu_bf16(training, model):
-        wide = f"at least {_narrowest(training)} wide, this one has {model.n_embd}"
-        return "fp32", f"on a CPU bf16 pays for networks {wide}"
-    products = f"this CPU's bf16 products are {machine.cpu_half_gain:.1f} times as fast as its fp32 ones"
-    if machine.cpu_half_gain >= MIN_BF16_GAIN:
-        return "bf16", products
-    if not machine.cpu_half_gain:
-        return "fp32", "no bf16 hardware was measured on this CPU"
-    return "fp32", f"{products}, {MIN_BF16_GAIN} are required"

@@ -1,16 +1,17 @@
-"""Estimates a network's parameters and one trainer's peak memory from shapes alone. Imports no torch.
+"""A network's parameters, one trainer's peak memory, and what several exchange, from shapes alone. Imports no torch.
 
-Left out: what a compiler fuses away, prefetched batches, and the memory of evaluator commands.
+Left out: what a compiler fuses away, prefetched batches, and the memory of evaluator commands. The collective calls of
+a step are those of `parallel`, and of PyTorch's `fully_shard` as used there; probes and checkpoints come besides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import ceil
 
-from cairn.model.configuration.adapters import count_trained
+from cairn.model.configuration import training as batches
 from cairn.model.configuration.network import ModelConfig, parameter_table
-from cairn.model.configuration.training import OptimizerName, TrainingConfig, first_micro_batch, smaller_micro_batch
-from cairn.model.estimates.step_memory import FP32_BYTES, Piece, StepMemory, held_out_moments
+from cairn.model.configuration.training import OptimizerName, TrainingConfig, count_trained
+from cairn.model.estimates.step_memory import FP32_BYTES, HALF_BYTES, Piece, StepMemory, held_out_moments
 from cairn.model.kernels import block_sizes
 
 RUNTIME_BYTES = 380 * 2**20
@@ -117,7 +118,9 @@ def estimate_memory(
     held_out = list(held_out_moments(model, vocab_size, on_cuda=on_cuda, is_masked=training.mask_documents))
     moments = [pieces * workers for pieces in step.moments(sums=min(sums, 1) if shards > 1 else sums)]
     moments += held_out if training.probe_every_steps else []
-    exchanged = step.exchange_bytes if place.processes > shards else 0
+    # Of replicated processes: gradients, what is sent of them, and what is received.
+    exchanged = 3 * FP32_BYTES * max(min(block_sizes.EXCHANGE_BYTES // FP32_BYTES, trained), step.trained_table)
+    exchanged = exchanged if place.processes > shards else 0
     adapted = FP32_BYTES * parameters if training.lora and not on_cuda else 0
     moments.append([Piece("parameters", 2 * adapted, adapted)])  # a start reads the weights beside adapters twice
     if on_cuda and exchanged:  # where the backward pass has left the memory that the exchange takes
@@ -159,10 +162,68 @@ def largest_micro_batch(
 ) -> int | None:
     """Halve a process's share of the batch until it fits `memory_bytes`; returns windows, None if none does."""
     batch, processes, mode = training.global_batch, place.processes, training.parallel
-    windows = first_micro_batch(batch, processes=processes, mode=mode)
+    windows = batches.first_micro_batch(batch, processes=processes, mode=mode)
     while windows:
         estimate = estimate_memory(model, training, vocab_size, micro_batch=windows, recompute=recompute, place=place)
         if estimate.total_bytes <= memory_bytes:
             return windows
-        windows = smaller_micro_batch(batch, windows, processes=processes, mode=mode)
+        windows = batches.smaller_micro_batch(batch, windows, processes=processes, mode=mode)
     return None
+
+
+_FLAGS = (8, 8)
+"""Bytes of each step's flags: whether its batch can be used, and whether to stop after it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """A collective operation's calls in one step, and the bytes of the whole tensors that they cut, join or add up."""
+
+    operation: str
+    calls: int
+    bytes: int
+
+
+def step_exchanges(
+    model: ModelConfig, training: TrainingConfig, vocab_size: int, *, micro_batch: int, processes: int
+) -> tuple[Exchange, ...]:
+    """Return what each step of so many processes exchanges; raises InvalidInput if they cannot share its batch."""
+    shared = batches.split_batch(training.global_batch, micro_batch, processes=processes, mode=training.parallel)
+    if processes == 1:
+        return ()
+    table, passes = parameter_table(model, vocab_size), len(shared[0])
+    if training.parallel == "ddp":
+        counts = count_trained(model, training.lora) if training.lora else [row.count for row in table]
+        sizes = [FP32_BYTES * count for count in counts]
+        buckets = [_rounded(sum(sizes[bucket]), FP32_BYTES * processes) for bucket in exchanged_together(sizes)]
+        adding, reduced = Exchange(operation="all_to_all", calls=len(buckets), bytes=sum(buckets)), _FLAGS
+        gathers, gathered_bytes = len(buckets), sum(buckets)
+    else:  # a layer is gathered for the forward and for the backward pass
+        # Each tensor has as many rows for each process, the last of them empty.
+        cut = {row.name: _rounded(row.shape[0], processes) * (row.count // row.shape[0]) for row in table}
+        layers, whole = (sum(count for name, count in cut.items() if name.startswith(of)) for of in ("h.", ""))
+        rest, number = FP32_BYTES * (whole - layers), FP32_BYTES if training.precision == "fp32" else HALF_BYTES
+        adding = Exchange(operation="reduce_scatter", calls=model.n_layer + 1, bytes=FP32_BYTES * whole)
+        norms = (FP32_BYTES * len(table), *((FP32_BYTES,) if training.precision == "fp16" else ()))  # and its scaler's
+        reduced, rest_gathers = (*_FLAGS, *norms), 1 if training.kernels == "fused" else 2
+        gathers = passes * (rest_gathers + 2 * model.n_layer)
+        gathered_bytes = passes * (rest_gathers * rest + 2 * number * layers)
+    gathered_bytes += FP32_BYTES * processes * (passes + 1)  # the losses
+    gathering = Exchange(operation="all_gather", calls=gathers + 1, bytes=gathered_bytes)
+    return gathering, adding, Exchange(operation="all_reduce", calls=len(reduced), bytes=sum(reduced))
+
+
+def exchanged_together(sizes: Sequence[int]) -> Iterator[slice]:
+    """Group gradients of these bytes so that one exchange moves some megabytes; no bit depends on the grouping."""
+    begin = together = 0
+    for place, size in enumerate(sizes):
+        if place > begin and together + size > block_sizes.EXCHANGE_BYTES:
+            yield slice(begin, place)
+            begin, together = place, 0
+        together += size
+    if sizes:
+        yield slice(begin, len(sizes))
+
+
+def _rounded(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from cairn.model.configuration.adapters import count_trained
 from cairn.model.configuration.network import WIDENED, ModelConfig, layer_matrices
-from cairn.model.configuration.training import TrainingConfig
+from cairn.model.configuration.training import TrainingConfig, count_trained
 from cairn.model.kernels import block_sizes
 
 FP32_BYTES, HALF_BYTES = 4, 2
@@ -65,11 +64,6 @@ class StepMemory:
         self.inner = self.number * self.positions * model.n_inner
         self.pairs = windows * model.n_head * model.block_size**2
 
-    @property
-    def exchange_bytes(self) -> int:
-        """The memory that replicated processes exchange gradients with: they, what is sent, and what is received."""
-        return 3 * FP32_BYTES * max(min(block_sizes.EXCHANGE_BYTES // FP32_BYTES, self.parameters), self.trained_table)
-
     def moments(self, *, sums: int) -> Iterator[list[Piece]]:
         """Yield the pieces at the head, at the start of the backward pass, and at its end, beside so many gradients.
 
@@ -79,7 +73,15 @@ class StepMemory:
         if self.on_cuda and self.shards > 1:
             matrices = FP32_BYTES * layer_matrices(self.model)
             exchanged = [Piece("gradients", table, table), Piece("gradients", matrices, matrices)]
-        earlier, weights = list(self.gradients()) * sums, list(self._half_weights())
+        earlier, weights = list(self.gradients()) * sums, list[Piece]()
+        if self.is_half:
+            # A frozen weight is cast for each product, which keeps what its backward pass needs.
+            cast = 1 if self.recompute and (self.is_block_fused or self.lora) else self.model.n_layer
+            cast = cast if self.shards == 1 else 0  # gathered in half precision
+            half = HALF_BYTES * layer_matrices(self.model)
+            weights.append(Piece("parameters", cast * half, half // 3))
+            if not self.is_fused:
+                weights.append(Piece("parameters", HALF_BYTES * self.table, HALF_BYTES * self.table))
         layers, idle = 1 if self.recompute else self.model.n_layer, list(self._gathered(0 if self.on_cuda else 2))
         # A layer that is computed again is there only in the backward pass; a CPU's peaks were measured with it.
         at_head = self._activations(0 if self.recompute and self.on_cuda else layers)
@@ -88,24 +90,19 @@ class StepMemory:
         head_gradients = [Piece("gradients", table * (2 if self.is_fused else 1), table)]
         if self.is_fused:
             head_gradients.append(Piece("logits", 2 * self.fp32, self.fp32))
-        between = [*earlier, *self._gathered(2), *self._between()]
+        between = [*earlier, *self._gathered(2), Piece("activations", 2 * self.fp32, self.fp32)]
+        inner = 2 * WIDENED[self.model.feed_forward] * self.inner  # gradients between the parts of a layer
+        if self.is_math:
+            between.append(Piece("activations", 2 * FP32_BYTES * self.pairs, FP32_BYTES * self.pairs))
+        elif self.on_cuda:  # attention's are there when those of the feed-forward part are not
+            inner = max(inner, ceil(_MULTIPROCESSORS / (self.windows * self.model.n_head)) * self.fp32)
+        between.append(Piece("activations", inner, self.inner))
         yield [*between, *weights, *self._activations(layers), *head_gradients]
         if exchanged:
             yield [*between, *self._activations(max(1, layers - 1)), *exchanged]
         others = list(self.gradients()) * max(sums - 1, 0)  # the newest sum is added to in place
         last = list(self.gradients(shards=1 if sums and not exchanged else self.shards))
         yield [*last, *others, *idle, Piece("gradients", table * (2 if sums else 1), table), *exchanged]
-
-    def _between(self) -> Iterator[Piece]:
-        """Yield the gradients between the parts of a layer."""
-        inner = 2 * WIDENED[self.model.feed_forward] * self.inner
-        yield Piece("activations", 2 * self.fp32, self.fp32)
-        if self.is_math:
-            yield Piece("activations", 2 * FP32_BYTES * self.pairs, FP32_BYTES * self.pairs)
-        elif self.on_cuda:  # attention's are there when those of the feed-forward part are not
-            attended = ceil(_MULTIPROCESSORS / (self.windows * self.model.n_head)) * self.fp32
-            inner = max(inner, attended)
-        yield Piece("activations", inner, self.inner)
 
     def gradients(self, *, shards: int = 1) -> Iterator[Piece]:
         """Yield whole gradients; of several shards only that of the table is whole, which is the last to be made.
@@ -124,16 +121,6 @@ class StepMemory:
             buffers = layers if self.on_cuda else 2 * layers
             yield Piece("parameters", buffers * self.number * matrices, self.number * matrices)
             yield Piece("gradients", 0 if self.on_cuda else layers * FP32_BYTES * matrices, FP32_BYTES * matrices)
-
-    def _half_weights(self) -> Iterator[Piece]:
-        if self.is_half:
-            # A frozen weight is cast for each product, which keeps what its backward pass needs.
-            layers = 1 if self.recompute and (self.is_block_fused or self.lora) else self.model.n_layer
-            layers = layers if self.shards == 1 else 0  # gathered in half precision
-            matrices = layer_matrices(self.model)
-            yield Piece("parameters", HALF_BYTES * layers * matrices, HALF_BYTES * matrices // 3)
-            if not self.is_fused:
-                yield Piece("parameters", HALF_BYTES * self.table, HALF_BYTES * self.table)
 
     def _activations(self, layers: int) -> Iterator[Piece]:
         """Yield what so many layers keep for the backward pass, at most one where they are recomputed, and the rest."""

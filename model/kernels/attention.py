@@ -52,23 +52,15 @@ def rotations(config: ModelConfig, begin: int, time: int, device: torch.device) 
     pairs = torch.arange(0, config.head_size, 2, device=device, dtype=torch.float32)  # (D/2,)
     frequencies = 1.0 / config.rotary_base ** (pairs / config.head_size)
     if config.rotary_scaling is not None:
-        frequencies = _stretched(frequencies, *config.rotary_scaling)
+        factor, *llama = config.rotary_scaling
+        kept = torch.zeros(())
+        if llama:  # frequencies that turn `high` times in the first positions are kept, others divided, or in part
+            low, high, positions = llama
+            kept = ((positions / (2 * math.pi / frequencies) - low) / (high - low)).clamp(0.0, 1.0)  # (D/2,)
+        frequencies = (1 - kept) * frequencies / factor + kept * frequencies
     places = torch.arange(begin, begin + time, device=device, dtype=torch.float32)  # (T,)
     angles = torch.outer(places, frequencies)[:, None]  # (T, 1, D/2)
     return torch.stack([angles.cos(), angles.sin()])
-
-
-def _stretched(
-    frequencies: Tensor, factor: float, low: float = 0.0, high: float = 0.0, positions: float = 0.0
-) -> Tensor:
-    """Divide frequencies (D/2,) by `factor`; Llama 3 keeps those that turn `high` times in its first positions.
-
-    Those that turn less than `low` times are divided whole, those between them in part.
-    """
-    if not positions:
-        return frequencies / factor
-    kept = ((positions / (2 * math.pi / frequencies) - low) / (high - low)).clamp(0.0, 1.0)  # (D/2,)
-    return (1 - kept) * frequencies / factor + kept * frequencies
 
 
 def rotate(x: Tensor, turned: Tensor) -> Tensor:
@@ -108,18 +100,18 @@ class Attention(nn.Module):
         query, key = _placed(query, self.q_norm, turned), _placed(key, self.k_norm, turned)
         dropout = self.dropout if self.training else 0.0
         if visible is not None and visible.ndim == 1:
-            joined = attend_documents(query, key, value, visible, dropout).flatten(2)  # (B, T, H, D) -> (B, T, H D)
-            return F.dropout(self.c_proj(joined), self.dropout, self.training)
-        query, key, value = (part.transpose(1, 2) for part in (query, key, value))  # (B, T, H, D) -> (B, H, T, D)
-        if cache is not None:
-            key, value = cache.append(key, value)  # (1, K, T, D) -> (1, K, S, D)
-        causal = visible is None and query.shape[2] == key.shape[2]  # a single new query sees every key
-        shares = self.groups > 1 and x.device.type == "cuda"  # flash attention itself, in equal bits and less memory
-        if self.groups > 1 and not shares:
-            key, value = (part.repeat_interleave(self.groups, dim=1) for part in (key, value))  # K -> H
-        mixed = F.scaled_dot_product_attention(query, key, value, visible, dropout, is_causal=causal, enable_gqa=shares)
-        joined = mixed.transpose(1, 2).flatten(2)  # (B, H, T, D) -> (B, T, H D)
-        return F.dropout(self.c_proj(joined), self.dropout, self.training)
+            mixed = attend_documents(query, key, value, visible, dropout)  # (B, T, H, D)
+        else:
+            query, key, value = (part.transpose(1, 2) for part in (query, key, value))  # (B, T, H, D) -> (B, H, T, D)
+            if cache is not None:
+                key, value = cache.append(key, value)  # (1, K, T, D) -> (1, K, S, D)
+            causal = visible is None and query.shape[2] == key.shape[2]  # a single new query sees every key
+            gqa = self.groups > 1 and x.device.type == "cuda"  # flash attention itself, in equal bits and less memory
+            if self.groups > 1 and not gqa:
+                key, value = (part.repeat_interleave(self.groups, dim=1) for part in (key, value))  # K -> H
+            mixed = F.scaled_dot_product_attention(query, key, value, visible, dropout, causal, enable_gqa=gqa)
+            mixed = mixed.transpose(1, 2)  # (B, H, T, D) -> (B, T, H, D)
+        return F.dropout(self.c_proj(mixed.flatten(2)), self.dropout, self.training)  # (B, T, H D) -> (B, T, C)
 
 
 def _placed(x: Tensor, norm: nn.RMSNorm | None, turned: Tensor | None) -> Tensor:

@@ -25,6 +25,8 @@ TILE = 128
 """Rows of the vocabulary and of a chunk are multiples of this; matrix units run at half speed on partial tiles."""
 COMPILE_OPTIONS: dict[str, Any] = {"deterministic": True}
 """Options for torch.compile under which every process gets the same bits: no timing chooses a kernel."""
+_Way = tuple[torch.dtype, int, float, bool]
+"""The number format of products, rows of a chunk, weight of the z-loss, and whether the vocabulary is padded."""
 
 
 def as_ids(tokens: Tensor) -> Tensor:
@@ -51,10 +53,9 @@ def window_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     rows = max(1, HELD_OUT_CHUNK_BYTES // (4 * len(weight)))
     losses = torch.empty(len(flat), dtype=torch.float32, device=hidden.device)
     for begin in range(0, len(flat), rows):
-        logits = F.linear(flat[begin : begin + rows], weight).float()  # (r, C) x (C, V) -> (r, V)
-        losses[begin : begin + rows] = F.cross_entropy(
-            logits, ids[begin : begin + rows], ignore_index=-1, reduction="none"
-        )
+        part = slice(begin, begin + rows)
+        logits = F.linear(flat[part], weight).float()  # (r, C) x (C, V) -> (r, V)
+        losses[part] = F.cross_entropy(logits, ids[part], ignore_index=-1, reduction="none")
     return losses.view(targets.shape).double().mean(dim=1)
 
 
@@ -69,41 +70,54 @@ def head_loss(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     flat, ids = hidden.flatten(0, 1), targets.flatten()  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
-    loss: Tensor = _HeadLoss.apply(flat, weight, ids, dtype, rows, z_loss)  # type: ignore[no-untyped-call]
+    loss: Tensor = _HeadLoss.apply(flat, weight, ids, (dtype, rows, z_loss, False))  # type: ignore[no-untyped-call]
     return loss
 
 
 class _HeadLoss(torch.autograd.Function):
+    """Chunk by chunk: in place on a CPU, and with a vocabulary that `is_padded` on accelerators."""
+
     @staticmethod
-    def forward(
-        context: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, rows: int, z_loss: float
-    ) -> Tensor:
-        table, grad_weight = weight.to(dtype), None
-        if context.needs_input_grad[1]:
-            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-        grad_hidden = torch.empty_like(hidden)
-        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        # The kernel hands out blocks this large page by page, so every chunk reuses the same two.
-        logits = table.new_empty(min(rows, len(hidden)), len(table))
-        product = None if grad_weight is None else torch.empty_like(table)
+    def forward(context: Any, hidden: Tensor, weight: Tensor, targets: Tensor, how: _Way) -> Tensor:
+        dtype, rows, z_loss, is_padded = how
+        count, vocab_size, compute = len(hidden), len(weight), _loss_and_gradient_on(hidden.device)
+        table = weight.to(dtype)
+        if is_padded:
+            table = F.pad(table, (0, 0, 0, padded_vocabulary(vocab_size) - vocab_size))  # (V', C)
+        grad_weight = torch.zeros_like(table, dtype=torch.float32) if context.needs_input_grad[1] else None
+        grad_hidden, loss = torch.empty_like(hidden), torch.zeros((), dtype=torch.float32, device=hidden.device)
+        # The kernel hands out blocks this large page by page, so every chunk on a CPU reuses the same two.
+        logits = None if is_padded else table.new_empty(min(rows, count), vocab_size)
+        product = None if is_padded or grad_weight is None else torch.empty_like(table)
         with torch.autocast(hidden.device.type, enabled=False):
-            for begin in range(0, len(hidden), rows):
-                chunk, ids = hidden[begin : begin + rows].to(dtype), targets[begin : begin + rows, None]  # (r, C)
-                part = torch.mm(chunk, table.mT, out=logits[: len(chunk)])  # (r, C) x (C, V) -> (r, V)
-                loss -= _differentiate(part, ids, z_loss, samples=len(hidden))
-                if (left_out := ids < 0).any():
-                    part.masked_fill_(left_out, 0.0)
-                grad_hidden[begin : begin + rows] = part @ table  # (r, V) x (V, C) -> (r, C)
+            for begin in range(0, count, rows):
+                chunk, ids = hidden[begin : begin + rows].to(dtype), targets[begin : begin + rows]  # (r, C), (r,)
+                left_out = (ids < 0)[:, None]
+                if logits is None:
+                    losses, part = compute(chunk @ table.mT, ids.clamp(min=0), vocab_size, z_loss)
+                    # Without the host's knowledge, and so in the narrow factors of every chunk.
+                    loss += losses.masked_fill(left_out[:, 0], 0.0).sum()
+                    grad_chunk = (part @ table).masked_fill_(left_out, 0.0)  # (r, V') x (V', C) -> (r, C)
+                    chunk = chunk.masked_fill(left_out, 0.0)
+                else:
+                    part = torch.mm(chunk, table.mT, out=logits[: len(chunk)])  # (r, C) x (C, V) -> (r, V)
+                    loss -= _differentiate(part, ids[:, None], z_loss, samples=count)
+                    if left_out.any():
+                        part.masked_fill_(left_out, 0.0)
+                    grad_chunk = part @ table  # (r, V) x (V, C) -> (r, C)
+                grad_hidden[begin : begin + rows] = grad_chunk
                 if grad_weight is not None:
                     grad_weight += torch.mm(part.mT, chunk, out=product)  # (V, r) x (r, C) -> (V, C)
-        context.save_for_backward(grad_hidden, grad_weight)
-        return loss / len(hidden)
+        context.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight[:vocab_size])
+        context.divided_by = count if is_padded else 1
+        return loss / count
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = context.saved_tensors
-        of_weight = None if grad_weight is None else grad_weight * gradient
-        return grad_hidden * gradient, of_weight, None, None, None, None
+        factor = gradient / context.divided_by
+        of_weight = None if grad_weight is None else grad_weight * factor
+        return grad_hidden * factor, of_weight, None, None
 
 
 def _differentiate(logits: Tensor, targets: Tensor, z_loss: float, *, samples: int) -> Tensor:
@@ -130,7 +144,7 @@ def padded_head_loss(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     flat, ids = hidden.flatten(0, 1), targets.flatten()  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
     rows = chunk_rows(len(flat), len(weight), chunk_bytes=chunk_bytes, number_bytes=dtype.itemsize)
-    loss: Tensor = _PaddedHeadLoss.apply(flat, weight, ids, dtype, rows, z_loss)  # type: ignore[no-untyped-call]
+    loss: Tensor = _HeadLoss.apply(flat, weight, ids, (dtype, rows, z_loss, True))  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -177,37 +191,3 @@ def _loss_and_gradient_on(device: torch.device) -> Callable[[Tensor, Tensor, int
     if not can_compile(device):
         return loss_and_gradient
     return torch.compile(loss_and_gradient, fullgraph=True, dynamic=False, options=COMPILE_OPTIONS)
-
-
-class _PaddedHeadLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        context: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, rows: int, z_loss: float
-    ) -> Tensor:
-        vocab_size, compute = len(weight), _loss_and_gradient_on(hidden.device)
-        table = weight.new_zeros((padded_vocabulary(vocab_size), weight.shape[1]), dtype=dtype)  # (V', C)
-        table[:vocab_size] = weight
-        grad_hidden, grad_weight = torch.empty_like(hidden), None
-        if context.needs_input_grad[1]:
-            grad_weight = torch.zeros_like(table, dtype=torch.float32)
-        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        with torch.autocast(hidden.device.type, enabled=False):
-            for begin in range(0, len(hidden), rows):
-                chunk, ids = hidden[begin : begin + rows].to(dtype), targets[begin : begin + rows]  # (r, C), (r,)
-                losses, grad_logits = compute(chunk @ table.mT, ids.clamp(min=0), vocab_size, z_loss)
-                left_out = ids < 0  # without the host's knowledge, and so in the narrow factors of every chunk
-                loss += losses.masked_fill(left_out, 0.0).sum()
-                grad_hidden[begin : begin + rows] = (grad_logits @ table).masked_fill_(left_out[:, None], 0.0)  # (r, C)
-                if grad_weight is not None:
-                    grad_weight += grad_logits.mT @ chunk.masked_fill(
-                        left_out[:, None], 0.0
-                    )  # (V', r) x (r, C) -> (V', C)
-        context.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight[:vocab_size])
-        return loss / len(hidden)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = context.saved_tensors
-        factor = gradient / len(grad_hidden)
-        of_weight = None if grad_weight is None else grad_weight * factor
-        return grad_hidden * factor, of_weight, None, None, None, None

@@ -94,10 +94,8 @@ def arithmetic_facts(device: torch.device) -> tuple[str, str, str, str]:
     # What the first variable comes to is known.
     chosen = [f"{name}={os.environ[name]}" for name in sorted(_CHOOSING[1:]) if os.environ.get(name)]
     libraries = [f"torch {torch.__version__}"]
-    flags = [
-        f"float32 products {torch.get_float32_matmul_precision()}",
-        f"oneDNN {'on' if torch.backends.mkldnn.enabled else 'off'}",
-    ]
+    onednn = "on" if torch.backends.mkldnn.enabled else "off"
+    flags = [f"float32 products {torch.get_float32_matmul_precision()}", f"oneDNN {onednn}"]
     accelerator = ""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)

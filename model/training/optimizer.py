@@ -7,7 +7,7 @@ Sources: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"; 20
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -57,17 +57,14 @@ def make_optimizers(model: Network, training: TrainingConfig) -> tuple[Optimizer
         optimizers.append(Muon([group], lr=training.muon_lr, weight_decay=decay, momentum=momentum))
     for optimizer in optimizers:
         for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
-            optimizer.state[parameter] = dict(_zero_moments(optimizer, parameter))
+            names: tuple[str, ...] = ("exp_avg", "exp_avg_sq") if isinstance(optimizer, Adam) else ("momentum_buffer",)
+            if isinstance(optimizer, SGD) and not optimizer.defaults["momentum"]:
+                names = ()
+            zeros = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in names}
+            if isinstance(optimizer, Adam):
+                zeros["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            optimizer.state[parameter] = zeros
     return tuple(optimizers)
-
-
-def _zero_moments(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(optimizer, Adam):
-        yield "step", torch.zeros((), dtype=torch.float32, device=parameter.device)
-        yield "exp_avg", torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        yield "exp_avg_sq", torch.zeros_like(parameter, memory_format=torch.preserve_format)
-    elif isinstance(optimizer, Muon) or optimizer.defaults["momentum"]:
-        yield "momentum_buffer", torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
 
 def moments_of(optimizers: Sequence[Optimizer], parameter: Tensor) -> Mapping[str, Tensor]:

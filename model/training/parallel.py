@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import Store
 
 from cairn.model.architectures.gpt import GPT
 from cairn.model.configuration.training import Parallel, split_batch
-from cairn.model.estimates.exchanges import exchanged_together
+from cairn.model.estimates.size_estimate import exchanged_together
 from cairn.model.training import membership
 from cairn.model.training.gradient_sum import TreeSum
 from cairn.model.training.membership import MeetingPlace, SharesChanged

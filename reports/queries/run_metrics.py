@@ -144,7 +144,7 @@ class RunMetrics:
         if phase in _OVER and not (log.run_id in self._found and self._found[log.run_id].samples):
             self._index.forget(log)
             return _Scraped(phase=phase, samples={}, at=now)
-        if log.folded is None:
+        if log.head is None:
             self._index.fold(log)
         return _Scraped(phase=phase, samples=_sample_run(log, now), at=now)
 

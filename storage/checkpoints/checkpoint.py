@@ -108,20 +108,16 @@ def stage_checkpoint(
     store.write(f"{prefix}/{payload.TRAINER}", document)
     shards += others()
     digest = payload.state_sha256([*(tensor for shard in shards for tensor in shard.tensors), *trainer.tensors])
+    item = payload.ManifestObject(name=payload.TRAINER, bytes=len(document), sha256=sha256(document))
+    run_id, attempt, step, version = target.run_id, target.attempt, trainer.step, payload.MANIFEST_VERSION
     manifest = payload.Manifest(
-        version=payload.MANIFEST_VERSION,
-        run_id=target.run_id,
-        attempt=target.attempt,
-        step=trainer.step,
-        state_sha256=digest,
-        trainer=payload.ManifestObject(name=payload.TRAINER, bytes=len(document), sha256=sha256(document)),
-        shards=shards,
+        version=version, run_id=run_id, attempt=attempt, step=step, state_sha256=digest, trainer=item, shards=shards
     )
     data = encode(manifest)
     store.write(f"{prefix}/manifest.json", data)
     size, name = sum(item.bytes for item in manifest.objects) + len(data), sha256(data)
     return run_entries.StagedCheckpoint(
-        step=trainer.step, attempt=target.attempt, prefix=prefix, manifest_sha256=name, state_sha256=digest, bytes=size
+        step=step, attempt=attempt, prefix=prefix, manifest_sha256=name, state_sha256=digest, bytes=size
     )
 
 
@@ -180,7 +176,7 @@ def verify_checkpoint(
             checks = [run(_find_damage, store, reference.prefix, item) for item in objects]
             damages = tuple(damage for check in checks if (damage := check()) is not None)
         if not damages and not only:
-            _open(store, reference, manifest, ReadPolicy(tries=1))
+            open_checkpoint(store, reference, manifest, read_policy=ReadPolicy(tries=1))
         return damages
     except (IntegrityError, StoreUnavailable) as error:
         expected = reference.manifest_sha256, "a manifest of this version"
@@ -188,18 +184,18 @@ def verify_checkpoint(
 
 
 def open_checkpoint(
-    store: ObjectStore, reference: CheckpointReference, *, read_policy: ReadPolicy = _POLICY
+    store: ObjectStore,
+    reference: CheckpointReference,
+    known: payload.Manifest | None = None,
+    *,
+    read_policy: ReadPolicy = _POLICY,
 ) -> OpenedCheckpoint:
-    """Read and verify manifest and trainer document; `IntegrityError` names what does not verify."""
+    """Read and verify manifest, unless it is `known`, and trainer document, and recompute the state's digest.
+
+    `IntegrityError` names what does not verify.
+    """
     key = f"{reference.prefix}/manifest.json"
-    manifest = read_policy.call(store, key, lambda: read_manifest(store, reference))
-    return _open(store, reference, manifest, read_policy)
-
-
-def _open(
-    store: ObjectStore, reference: CheckpointReference, manifest: payload.Manifest, read_policy: ReadPolicy
-) -> OpenedCheckpoint:
-    """Read the trainer document, and recompute from all digests what the manifest says of the state."""
+    manifest = known or read_policy.call(store, key, lambda: read_manifest(store, reference))
     expected = _expected(reference.prefix, manifest.trainer)
     document = read_policy.call(store, expected.key, lambda: read_verified(store, expected))
     trainer = decode(bytes(document), payload.TrainerDocument, where=expected.key)

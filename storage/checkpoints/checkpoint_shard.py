@@ -116,14 +116,20 @@ class ShardReader:
 
     def begin(self, run: Run, wanted: Iterable[WantedBytes]) -> list[Callable[[], None]]:
         """Start to read the header and what is wanted; return a wait for each read, which raises ObjectDamaged."""
-        by_name, chunks = {item.name: item for item in wanted}, list[_Chunk]()
+        by_name, groups, end, filled = {item.name: item for item in wanted}, list[list[_Chunk]](), -1, 0
         for tensor, position in self._shard.placed():
-            if (part := by_name.get(tensor.name)) and part.begin < part.end:
-                for begin in range(part.begin // CHUNK_BYTES * CHUNK_BYTES, part.end, CHUNK_BYTES):
-                    first = begin // CHUNK_BYTES * DIGEST_BYTES
-                    size, sha256 = min(CHUNK_BYTES, tensor.bytes - begin), tensor.chunks[first : first + DIGEST_BYTES]
-                    chunks.append(_Chunk(wanted=part, begin=begin, size=size, position=position + begin, sha256=sha256))
-        return [run(self._retry, self._check_header), *(run(self._read_group, group) for group in _groups(chunks))]
+            if (part := by_name.get(tensor.name)) is None or part.begin == part.end:
+                continue
+            for begin in range(part.begin // CHUNK_BYTES * CHUNK_BYTES, part.end, CHUNK_BYTES):
+                first = begin // CHUNK_BYTES * DIGEST_BYTES
+                size, sha256 = min(CHUNK_BYTES, tensor.bytes - begin), tensor.chunks[first : first + DIGEST_BYTES]
+                # Small chunks that follow each other in the shard are joined, up to the size of one chunk.
+                if end != position + begin or max(size, filled) >= _ALONE_BYTES:
+                    groups.append([])
+                    filled = 0
+                groups[-1].append(_Chunk(wanted=part, begin=begin, size=size, position=position + begin, sha256=sha256))
+                end, filled = position + begin + size, filled + size
+        return [run(self._retry, self._check_header), *(run(self._read_group, group) for group in groups)]
 
     def _check_header(self) -> None:
         shard = self._shard
@@ -168,20 +174,6 @@ class ShardReader:
         if filled != into.nbytes:
             found = f"{filled} bytes from {position} on, where {into.nbytes} must be"
             raise ObjectDamaged(self._key, expected=expected, found=found)
-
-
-def _groups(chunks: Iterable[_Chunk]) -> Iterator[list[_Chunk]]:
-    """Join small chunks that follow each other in the shard, up to the size of one chunk."""
-    group, size = list[_Chunk](), 0
-    for chunk in chunks:
-        is_next = bool(group) and group[-1].position + group[-1].size == chunk.position
-        if group and not (is_next and max(chunk.size, size) < _ALONE_BYTES):
-            yield group
-            group, size = [], 0
-        group.append(chunk)
-        size += chunk.size
-    if group:
-        yield group
 
 
 def begin_shard(

@@ -3,27 +3,40 @@
 A start checks manifest and sizes; the bytes are verified when they are loaded. If an attempt could not load them, a
 start reads them, from the store and not from a cache. A checkpoint that fails every read is quarantined with the
 evidence, at most one a start, because this host may be at fault. If it verifies later, it is taken back.
+A fork's beginning is pinned before the fork is opened. A process that dies between pin and opening may have sent the
+opening entry already: a sweep first takes the number under which it would arrive, and only then ends the pin.
 """
 
 import socket
 import time
 import uuid
 from collections.abc import Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from cairn.storage.checkpoints import checkpoint, checkpoint_shard
-from cairn.storage.errors import IntegrityError, NothingReadable, ObjectDamaged
+from cairn.storage.checkpoints import checkpoint
+from cairn.storage.checkpoints.checkpoint_shard import READ_TRIES, ReadPolicy
+from cairn.storage.errors import IntegrityError, NothingReadable, ObjectDamaged, WriterTooOld
 from cairn.storage.logs import run_entries
 from cairn.storage.logs.log_entry import CheckpointReference, Writer
-from cairn.storage.logs.run_entries import CheckpointPinned, CheckpointRestored, CheckpointUnpinned, ReadEvidence
+from cairn.storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, ReadEvidence
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointRecord, RunState
-from cairn.storage.stores import local_store
+from cairn.storage.stores import codec, local_store
+from cairn.storage.stores.object_store import ObjectStore
 
 _PAUSE_SECONDS = 0.5
 _ELSEWHERE = "Start on another host, restore its objects"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Whether one thing is no longer needed, and why; `key` is a checkpoint's folder or a pin's id."""
+
+    key: str
+    is_over: bool
+    why: str
 
 
 def newest_verified(
@@ -40,14 +53,24 @@ def newest_verified(
     while True:
         state = log.refresh()
         known = {record.committed.prefix for record in failed}
-        record = next((item for item in state.candidates if item.committed.prefix not in known), None)
-        if record is None and state.commits:
-            raise _nothing_readable(log, state, sleep)
+        candidates = (item for item in reversed(state.live_checkpoints) if item.is_committed or item.may_be_restored)
+        record = next((item for item in candidates if item.committed.prefix not in known), None)
+        if record is None and state.commits:  # it is advised to start over only where that is possible
+            lost = state.checkpoints[-1]
+            problem = f"run {log.run_id} has committed {state.commits} checkpoints and none can be read; the newest, "
+            problem += f"step {lost.committed.step}, is {lost.state}: {lost.detail}"
+            try:
+                beginning = verified_beginning(log, sleep=sleep)
+            except NothingReadable as error:
+                raise NothingReadable(f"{problem}; {error}") from error
+            over = f"start over at step {beginning.step if beginning else 0} with `cairn train --start-over`"
+            raise NothingReadable(f"{problem}. {_ELSEWHERE}, or {over}")
         if record is None:
             return verified_beginning(log, sleep=sleep)
-        committed, reads = record.committed, checkpoint_shard.READ_TRIES if record.is_committed else 1
+        committed, reads = record.committed, READ_TRIES if record.is_committed else 1
         trusted = record.is_committed and not quarantined and not state.is_doubted(committed.reference)
-        evidence = collect_evidence(log, committed, record.suspects, reads=reads, sizes_only=trusted, sleep=sleep)
+        policy = ReadPolicy(tries=reads, sleep=sleep)
+        evidence = collect_evidence(log, committed, record.suspects, policy=policy, sizes_only=trusted)
         if not evidence:
             if not record.is_committed:
                 log.append(partial(restored_entry, committed), writer=writer)
@@ -67,13 +90,7 @@ def newest_verified(
 
 
 def collect_evidence(
-    log: RunLog,
-    reference: CheckpointReference,
-    suspects: tuple[str, ...] = (),
-    *,
-    reads: int = checkpoint_shard.READ_TRIES,
-    sizes_only: bool = False,
-    sleep: Callable[[float], None],
+    log: RunLog, reference: CheckpointReference, suspects: tuple[str, ...], *, policy: ReadPolicy, sizes_only: bool
 ) -> tuple[ReadEvidence, ...]:
     """Return the evidence against a checkpoint that fails every read, or none as soon as one read succeeds.
 
@@ -81,9 +98,9 @@ def collect_evidence(
     unavailable and its error is raised.
     """
     damaged: tuple[ObjectDamaged, ...] = ()
-    for number in range(reads):
+    for number in range(policy.tries):
         if number:
-            sleep(_PAUSE_SECONDS * 2**number)
+            policy.sleep(_PAUSE_SECONDS * 2**number)
         for path in filter(None, map(log.store.local_path, suspects)):
             local_store.forget_cached_bytes(path)
         damaged = checkpoint.verify_checkpoint(log.store, reference, only=suspects) if suspects else ()
@@ -92,19 +109,12 @@ def collect_evidence(
             return ()
         suspects = tuple(item.key for item in damaged)
         log.refresh()
-    return tuple(
-        ReadEvidence(key=item.key, expected=item.expected, found=item.found, reads=reads, host=socket.gethostname())
-        for item in damaged
-    )
+    evidence = partial(ReadEvidence, reads=policy.tries, host=socket.gethostname())
+    return tuple(evidence(key=item.key, expected=item.expected, found=item.found) for item in damaged)
 
 
 def quarantine_checkpoint(
-    log: RunLog,
-    committed: run_entries.CheckpointCommitted,
-    detail: str,
-    *,
-    evidence: tuple[ReadEvidence, ...] = (),
-    writer: Writer,
+    log: RunLog, committed: CheckpointCommitted, detail: str, *, evidence: tuple[ReadEvidence, ...] = (), writer: Writer
 ) -> RunState:
     """Append that no resume uses this checkpoint any more, and why, unless it is no longer committed."""
     body = run_entries.CheckpointQuarantined(**asdict(committed.reference), detail=detail, evidence=evidence)
@@ -114,13 +124,13 @@ def quarantine_checkpoint(
     )
 
 
-def restored_entry(committed: run_entries.CheckpointCommitted, state: RunState) -> CheckpointRestored | None:
+def restored_entry(committed: CheckpointCommitted, state: RunState) -> run_entries.CheckpointRestored | None:
     """Return the entry that takes a checkpoint back, or None when it is not quarantined for its bytes any more."""
     record = state.find_live(committed.prefix)
     if record is None or not record.may_be_restored:
         return None
     detail = f"every object verified on host {socket.gethostname()}"
-    return CheckpointRestored(**asdict(committed.reference), detail=detail)
+    return run_entries.CheckpointRestored(**asdict(committed.reference), detail=detail)
 
 
 def fails_alike(fresh: Collection[ReadEvidence], before: Collection[ReadEvidence]) -> bool:
@@ -150,9 +160,10 @@ def unpin_checkpoint(log: RunLog, pin: CheckpointPinned, why: str, *, writer: Wr
     return log.append(partial(unpin_entry, pin, why), writer=writer)
 
 
-def unpin_entry(pin: CheckpointPinned, why: str, state: RunState) -> CheckpointUnpinned | None:
+def unpin_entry(pin: CheckpointPinned, why: str, state: RunState) -> run_entries.CheckpointUnpinned | None:
     """Return the entry that ends the pin, or None when it is over already."""
-    return CheckpointUnpinned(pin_id=pin.pin_id, prefix=pin.prefix, why=why) if _is_in_force(pin, state) else None
+    unpinned = run_entries.CheckpointUnpinned(pin_id=pin.pin_id, prefix=pin.prefix, why=why)
+    return unpinned if _is_in_force(pin, state) else None
 
 
 def _is_in_force(pin: CheckpointPinned, state: RunState) -> bool:
@@ -167,8 +178,8 @@ def verified_beginning(log: RunLog, *, sleep: Callable[[float], None]) -> Checkp
     """Return what the run begins with, None for step 0; `NothingReadable` if a fork's parent has it no more."""
     state = log.state
     if state.origin is not None:
-        trusted = not state.is_doubted(state.origin.checkpoint)
-        if evidence := collect_evidence(log, state.origin.checkpoint, sizes_only=trusted, sleep=sleep):
+        trusted, policy = not state.is_doubted(state.origin.checkpoint), ReadPolicy(sleep=sleep)
+        if evidence := collect_evidence(log, state.origin.checkpoint, (), policy=policy, sizes_only=trusted):
             begun = f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}"
             found = f"which cannot be read: {_describe(evidence)}"
             left = "nothing is left to start over from" if state.commits else "there is nothing to begin with"
@@ -176,14 +187,67 @@ def verified_beginning(log: RunLog, *, sleep: Callable[[float], None]) -> Checkp
     return state.beginning
 
 
-def _nothing_readable(log: RunLog, state: RunState, sleep: Callable[[float], None]) -> NothingReadable:
-    """Return the error of a run whose commits cannot be read; it advises to start over only where that is possible."""
-    lost = state.checkpoints[-1]
-    problem = f"run {log.run_id} has committed {state.commits} checkpoints and none can be read; the newest, step"
-    problem = f"{problem} {lost.committed.step}, is {lost.state}: {lost.detail}"
+def open_fork(parent: RunLog, body: run_entries.RunOpened, pin: CheckpointPinned, *, writer: Writer) -> RunState:
+    """Pin the beginning, then open the fork, and return its state, which another process may have opened.
+
+    Raises `IntegrityError` when the checkpoint is not committed any more.
+    """
+    if not pin_checkpoint(parent, pin, writer=writer):
+        raise IntegrityError(f"{pin.prefix} was given up meanwhile; fork another step")
+    state = RunLog(parent.store, body.run_id).append(
+        lambda state: body if state.opened is None and pin.pin_id not in state.abandoned_pins else None, writer=writer
+    )
+    if state.opened != body:
+        unpin_checkpoint(parent, pin, "another process opened the run first", writer=writer)
+    return state
+
+
+def judge_fork_pin(store: ObjectStore, pin: CheckpointPinned, *, is_dead: bool, writer: Writer | None) -> Finding:
+    """Return whether the pin is over; unless `writer` is None, its number is taken from a maker that `is_dead` first.
+
+    A fork whose log cannot be read keeps its pin.
+    """
+    fork = RunLog(store, pin.fork or "")
     try:
-        beginning = verified_beginning(log, sleep=sleep)
-    except NothingReadable as error:
-        return NothingReadable(f"{problem}; {error}")
-    step = beginning.step if beginning else 0
-    return NothingReadable(f"{problem}. {_ELSEWHERE}, or start over at step {step} with `cairn train --start-over`")
+        state = fork.refresh()
+        if state.opened is None and is_dead and writer is not None:
+            state = fork.append(partial(_abandoned, pin), writer=writer)
+        is_over, why = _judge(pin, state, is_abandoned=is_dead)
+    except (IntegrityError, WriterTooOld) as error:
+        is_over, why = False, f"cannot be read: {error}"
+    return Finding(key=pin.pin_id, is_over=is_over, why=f"run {pin.fork}, which was forked from it, {why}")
+
+
+def begin_again(
+    log: RunLog, pinned_by: run_entries.Placement, *, writer: Writer, sleep: Callable[[float], None]
+) -> CheckpointReference | None:
+    """Return what a run begins with again, None for step 0; the beginning of a fork is verified and pinned anew.
+
+    Raises `NothingReadable` if the parent has it no more.
+    """
+    beginning, origin = verified_beginning(log, sleep=sleep), log.state.origin
+    if origin is not None:
+        pin = new_pin(origin.checkpoint, pinned_by, fork=log.run_id)
+        if not pin_checkpoint(RunLog(log.store, origin.run_id), pin, writer=writer):
+            gone = f"run {log.run_id} begins with step {pin.step} of run {origin.run_id}, which has given it up"
+            raise NothingReadable(f"{gone}: nothing is left to start over from. Fork another step")
+    return beginning
+
+
+def _abandoned(pin: CheckpointPinned, state: RunState) -> run_entries.ForkAbandoned | None:
+    if state.opened is not None or pin.pin_id in state.abandoned_pins:
+        return None
+    why = f"process {pin.pinned_by.pid} on {pin.pinned_by.host}, which pinned it, died before it opened this run"
+    return run_entries.ForkAbandoned(pin_id=pin.pin_id, prefix=pin.prefix, why=why)
+
+
+def _judge(pin: CheckpointPinned, state: RunState, *, is_abandoned: bool) -> tuple[bool, str]:
+    if state.opened is None:
+        return is_abandoned, "was never opened" if is_abandoned else "may still be opened"
+    if state.origin is None or state.origin.checkpoint.manifest_sha256 != pin.manifest_sha256:
+        return True, "was opened without it"
+    if state.finished is not None or state.deleted is not None:
+        return True, "needs it no more"
+    config = state.attempts[-1].started.config if state.attempts else state.origin.config
+    keep, own = codec.stored_value(config, "checkpoint", "keep_last", int) or 1, len(state.readable)
+    return own >= keep, f"has {own} of the {keep} checkpoints of its own that it keeps"

@@ -10,7 +10,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from cairn.storage.checkpoints.resume_point import collect_evidence, fails_alike, restored_entry, unpin_entry
+from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy
+from cairn.storage.checkpoints.resume_point import Finding, collect_evidence, fails_alike, restored_entry, unpin_entry
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, run_entries, run_index, run_log, run_state, window_losses
 from cairn.storage.stores.object_store import UnfinishedWrite
@@ -39,15 +40,6 @@ class SweepKind(StrEnum):
     STAGED = "staged"
     UNFINISHED = "unfinished"
     PIN = "pin"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """Whether one thing is no longer needed, and why; `key` is a checkpoint's folder or a pin's id."""
-
-    key: str
-    is_over: bool
-    why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +150,8 @@ class _Sweep:
         """Read a quarantined checkpoint again before it is given up for good; one that verifies is taken back."""
         if not record.may_be_restored:
             return ""
-        fresh = collect_evidence(self._log, record.committed, record.suspects, sleep=lambda seconds: None)
+        policy = ReadPolicy(sleep=lambda seconds: None)
+        fresh = collect_evidence(self._log, record.committed, record.suspects, policy=policy, sizes_only=False)
         if not fresh:
             self._append(partial(restored_entry, record.committed))
             return "was quarantined, and verifies again: taken back"
@@ -222,27 +215,23 @@ class _Sweep:
         return kept
 
     def _judge_unfinished(self, write: UnfinishedWrite) -> Finding:
-        folder = self._checkpoint_folder(write.key)
+        folder, entry, named = self._checkpoint_folder(write.key), _ENTRY.search(write.key), _ATTEMPT.search(write.key)
         staged = self._plan(self._state, [folder]).staged if folder else ()
         record = self._state.find(folder) if folder else None
+        ended, is_over = self._state.latest_attempt - (self._state.open_attempt is not None), True
         if staged:
             is_over, why = staged[0].is_over, staged[0].why
         elif record is not None and not record.is_kept:
-            is_over, why = True, f"its checkpoint is {record.state}"
-        elif why := self._why_in_vain(write.key):
-            is_over = True
+            why = f"its checkpoint is {record.state}"
+        elif entry and log_entry.seq_of(entry[1]) <= self._log.seq:
+            why = "another entry has its number"
+        elif named and 0 < int(named[1]) <= ended:
+            why = f"attempt {int(named[1])} has ended"
+        elif is_over := write.age_seconds > STALE_SECONDS:
+            why = f"unfinished for {write.age_seconds / 3600:.0f} h"
         else:
-            is_over = write.age_seconds > STALE_SECONDS
-            why = f"unfinished for {write.age_seconds / 3600:.0f} h" if is_over else "may still be written"
+            why = "may still be written"
         return Finding(key=write.key, is_over=is_over, why=why)
-
-    def _why_in_vain(self, key: str) -> str:
-        """Return why a write cannot be of use any more: its entry's number is taken, or its attempt has ended."""
-        if (entry := _ENTRY.search(key)) and log_entry.seq_of(entry[1]) <= self._log.seq:
-            return "another entry has its number"
-        owner, named = self._state.open_attempt, _ATTEMPT.search(key)
-        ended = self._state.latest_attempt - (owner is not None)
-        return f"attempt {int(named[1])} has ended" if named and 0 < int(named[1]) <= ended else ""
 
     def _checkpoint_folder(self, key: str) -> str | None:
         folder, separator, _ = key.removeprefix(f"{self._folder}/").partition("/")

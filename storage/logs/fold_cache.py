@@ -148,14 +148,6 @@ Fold = Callable[[Iterable[Entry], S | None], S]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FoldedLog(Generic[S]):
-    """The state of a log after the entry `head`."""
-
-    head: ReadEntry
-    state: S
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Label:
     version: int
     seq: int
@@ -169,29 +161,25 @@ class LogFold(Generic[S]):
     def __init__(self, log: EntryLog, folder: str, fold: Fold[S], *, cache_every: int) -> None:
         """Cache the fold after so many entries in `folder`: as `fold.json`, and its parts in `fold/`."""
         self._log, self._folder, self._fold = log, folder, fold
-        self._head: ReadEntry | None = None
+        self.head: ReadEntry | None = None
+        """The newest entry read so far, which the state ends with."""
         self._is_whole = False
         self._cache_every, self._cached_seq, self.state = cache_every, -1, fold((), None)
         self.fold_key = f"{folder}/fold.json"
         """The key of the cached fold's head: a label in one line, then the state."""
 
     @property
-    def folded(self) -> FoldedLog[S] | None:
-        """The state read so far and the entry it ends with; None before the first entry."""
-        return None if self._head is None else FoldedLog(head=self._head, state=self.state)
-
-    @property
     def seq(self) -> int:
         """The number of the newest entry read so far, -1 before the first."""
-        return -1 if self._head is None else self._head.entry.seq
+        return -1 if self.head is None else self.head.entry.seq
 
     def refresh(self) -> S:
         """Read the entries appended since and return the state; the first time, start from the cached fold."""
-        if self._head is None:  # whatever a sketch of the state said, the log says it again
+        if self.head is None:  # whatever a sketch of the state said, the log says it again
             self.state = self._fold((), None)
-            if (folded := self.read_fold()) is not None and self._is_sound(folded):
-                self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
-        for read in self._log.read_after(self._head):
+            if (folded := self.read_fold()) is not None and self._is_sound(*folded):
+                (self.head, self.state), self._cached_seq = folded, folded[0].entry.seq
+        for read in self._log.read_after(self.head):
             self._accept(read)
         return self.state
 
@@ -208,32 +196,31 @@ class LogFold(Generic[S]):
 
     def cache(self) -> None:
         """Cache the fold if some entries were read since it was cached; a store that refuses it loses nothing."""
-        if self._head is not None and self._head.entry.seq - self._cached_seq >= self._cache_every:
+        if self.head is not None and self.seq - self._cached_seq >= self._cache_every:
             with suppress(StorageError):
-                self._cached_seq = self._head.entry.seq
-                self.write_fold(FoldedLog(head=self._head, state=self.state))
+                self._cached_seq = self.seq
+                self.write_fold(self.head, self.state)
 
-    def _is_sound(self, folded: FoldedLog[S]) -> bool:
+    def _is_sound(self, head: ReadEntry, state: S) -> bool:
         """Whether a cached fold is one that this program would have made."""
         return True
 
     def _accept(self, read: ReadEntry) -> None:
-        self._head, self.state = read, self._fold([read.entry], self.state)
+        self.head, self.state = read, self._fold([read.entry], self.state)
 
-    def write_fold(self, folded: FoldedLog[S]) -> None:
+    def write_fold(self, head: ReadEntry, state: S) -> None:
         """Write the parts that are new, then the head; a head that no reader would take is not written."""
-        for _, _, part in _parts(folded.state):
+        for _, _, part in _parts(state):
             if not part.sha256:
                 self._write_part(part)
-        state = encode(folded.state, hook=encode_history)
-        if len(state) > MAX_DOCUMENT_BYTES:
-            return
-        seq, entry_sha256 = folded.head.entry.seq, folded.head.sha256
-        label = _Label(version=FOLD_VERSION, seq=seq, entry_sha256=entry_sha256, state_sha256=sha256(state))
-        self._log.store.write(self.fold_key, encode(label).replace(b"\n", b"") + b"\n" + state)
+        data = encode(state, hook=encode_history)
+        if len(data) <= MAX_DOCUMENT_BYTES:
+            seq, digest = head.entry.seq, sha256(data)
+            label = _Label(version=FOLD_VERSION, seq=seq, entry_sha256=head.sha256, state_sha256=digest)
+            self._log.store.write(self.fold_key, encode(label).replace(b"\n", b"") + b"\n" + data)
 
-    def read_fold(self) -> FoldedLog[S] | None:
-        """Return the cached state, None if it does not match; raises `IntegrityError` if entries were deleted."""
+    def read_fold(self) -> tuple[ReadEntry, S] | None:
+        """Return the cached state and its entry, None if they disagree; `IntegrityError` if entries were deleted."""
         try:
             line, _, state_bytes = self._log.store.read(self.fold_key).partition(b"\n")
             label = decode(line, _Label, where=self.fold_key)
@@ -253,11 +240,11 @@ class LogFold(Generic[S]):
         refold = cache(lambda: self._refold(label.seq))
         for name, number, part in _parts(state):
             part.load = partial(self._load, part, name, number, refold)
-        return FoldedLog(head=head, state=state)
+        return head, state
 
     def _load(self, part: Part[Any], name: str, number: int, refold: Callable[[], S]) -> tuple[Any, ...]:
         """Return the items of a part, from the log's entries if its object is missing or damaged."""
-        key = self._part_key(part.sha256)
+        key = f"{self._folder}/fold/{part.sha256}.json"
         with suppress(ObjectMissing, IntegrityError):
             data = self._log.store.read(key)
             if sha256(data) == part.sha256:
@@ -267,23 +254,18 @@ class LogFold(Generic[S]):
 
     def _write_part(self, part: Part[Any]) -> None:
         data = msgspec.json.encode(part.items, order="sorted")
-        self._log.store.write(self._part_key(name := sha256(data)), data)
-        part.sha256 = name
-
-    def _part_key(self, name: str) -> str:
-        return f"{self._folder}/fold/{name}.json"
-
-    def _read_up_to(self, last: int) -> Iterator[Entry]:
-        """Yield the entries up to one that is there; raises `IntegrityError` naming the first that is missing."""
-        seq = -1
-        for read in takewhile(lambda read: read.entry.seq <= last, self._log.read_after(None)):
-            seq = read.entry.seq
-            yield read.entry
-        self._log.check_reaches(seq, last)
+        self._log.store.write(f"{self._folder}/fold/{sha256(data)}.json", data)
+        part.sha256 = sha256(data)
 
     def _refold(self, last: int) -> S:
-        """Return the state of the whole log up to `last` with every item in memory, and write its parts again."""
-        state = self._fold(self._read_up_to(last), None)
+        """Return the state of the whole log up to `last` with every item in memory, and write its parts again.
+
+        Raises `IntegrityError` naming the first entry that is missing.
+        """
+        state, seq = self._fold((), None), -1
+        for read in takewhile(lambda read: read.entry.seq <= last, self._log.read_after(None)):
+            state, seq = self._fold([read.entry], state), read.entry.seq
+        self._log.check_reaches(seq, last)
         with suppress(StorageError):
             for _, _, part in _parts(state):
                 self._write_part(part)

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +124,8 @@ class NewerEntry:
     version: int
 
 
-def newer_entry(entry: Entry) -> NewerEntry:
-    """Return the record of an entry that this program does not understand."""
-    return NewerEntry(seq=entry.seq, kind=entry.kind, version=entry.version)
-
-
 def check_place(log: str, name: str, told: str) -> None:
-    """Raise `IntegrityError` where a log's entries are those of another run or alias than its place is named after."""
+    """Raise `IntegrityError` where a log's entries are those of another run than its place is named after."""
     if told != name:
         problem = f"its entries are those of {told[:80]!a}, and it lies where {name} should"
         raise errors.IntegrityError(f"{log}: {problem}: move the folder back, or delete it")
@@ -175,23 +170,18 @@ def _checksum_of(data: bytes) -> str:
     return codec.sha256(before + after[after.find(b"\n") :])
 
 
-def _check_sum(data: bytes, entry: Entry, where: str) -> None:
+def decode_entry(data: bytes, kinds: Mapping[str, type], *, where: str) -> Entry:
+    """Return the entry in `data`; raise `IntegrityError` naming `where` on anything malformed or changed."""
+    entry = codec.decode(data, Entry, where=where)
     if entry.checksum is None:  # a bit that flips in the field's own name must not make it an early entry
         if unknown := sorted(codec.decode(data, dict, where=where).keys() - Entry.__dataclass_fields__.keys()):
             raise errors.IntegrityError(f"{where}: has no checksum, and {', '.join(unknown)}; {_CHANGED}")
     elif entry.checksum != (found := _checksum_of(data)):
         raise errors.IntegrityError(f"{where}: its checksum is {entry.checksum}, its bytes have {found}; {_CHANGED}")
-
-
-def decode_entry(data: bytes, kinds: Mapping[str, type], *, where: str) -> Entry:
-    """Return the entry in `data`; raise `IntegrityError` naming `where` on anything malformed or changed."""
-    entry = codec.decode(data, Entry, where=where)
-    _check_sum(data, entry, where)
     known = kinds.get(entry.kind, dict) if entry.version <= FORMAT_VERSION else dict
     return replace(entry, body=codec.convert(entry.body, known, where=f"{where} body"))
 
 
-_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK
 _TRIES = 6
 _PROBES = 16
 
@@ -217,7 +207,7 @@ class ReadEntry:
 def _read_plain_file(path: str) -> bytes:
     """Return an entry's bytes in a fifth of a store's time, none where the store must say; or `FileNotFoundError`."""
     try:
-        descriptor = os.open(path, _PLAIN)
+        descriptor = os.open(path, os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             size = os.fstat(descriptor).st_size  # 0 of a pipe or device
             data = os.read(descriptor, size + 1) if 0 < size <= codec.MAX_DOCUMENT_BYTES else b""
@@ -272,25 +262,19 @@ class EntryLog:
         is_refresh = last is not None  # most of them find nothing, and only what is found is worth the question
         folder = None if is_refresh else self.store.local_path(self.prefix)
         for number in count():
-            following = self._following(last, folder, ahead=number == _PROBES and folder is None)
-            if not following:
-                return
-            for read in following:
+            seq, newest = 0 if last is None else last.entry.seq + 1, -1
+            if number == _PROBES and folder is None:  # not on a local disk, where reading ahead gains nothing
+                newest = self.newest_seq()
+            ahead = object_store.ask_each(self.store, self.read, range(seq, newest + 1))
+            for read in ahead if newest > seq else (self.read(seq, folder),):
+                if read is None:
+                    return
                 if read.entry.prev != (expected := last.sha256 if last else None):
-                    found = f"prev is {read.entry.prev}, must be {expected}: an entry before it was changed"
-                    raise errors.IntegrityError(f"{self.prefix}/{entry_name(read.entry.seq)}: {found}")
+                    problem = f"prev is {read.entry.prev}, must be {expected}: an entry before it was changed"
+                    raise errors.IntegrityError(f"{self.prefix}/{entry_name(read.entry.seq)}: {problem}")
                 yield read
                 last = read
             folder = self.store.local_path(self.prefix) if is_refresh and not number else folder
-
-    def _following(self, last: ReadEntry | None, folder: Path | None, *, ahead: bool) -> list[ReadEntry]:
-        seq = 0 if last is None else last.entry.seq + 1
-        newest = self.newest_seq() if ahead else seq  # not on a local disk, where reading ahead gains nothing
-        if newest <= seq:
-            read = self.read(seq, folder)
-            return [] if read is None else [read]
-        reads = object_store.ask_each(self.store, self.read, range(seq, newest + 1))
-        return [read for read in takewhile(lambda read: read is not None, reads) if read is not None]
 
     def append(
         self, body: Any, *, after: ReadEntry | None, writer: Writer, resume: tuple[CheckpointReference, ...] = ()

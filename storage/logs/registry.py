@@ -163,7 +163,7 @@ class Registry(fold_cache.LogFold[RegistryState]):
             log_entry.refuse_old_writer(self.refresh_whole().closed_to_writers(), f"alias {self.alias}")
             if (body := decide(self.state)) is None:
                 return self.state
-            if (read := self._log.append(body, after=self._head, writer=log_entry.this_writer())) is not None:
+            if (read := self._log.append(body, after=self.head, writer=log_entry.this_writer())) is not None:
                 self._accept(read)
                 self.cache()
                 return self.state
@@ -197,7 +197,8 @@ def _apply(state: RegistryState, entry: log_entry.Entry) -> RegistryState:
             champions = fold_cache.History(item for item in champions if item[1] is current or item[1].run_id != gone)
             reached = tuple(promoted.manifest_sha256 for _, promoted in champions)
         case _:
-            return state if state.newer else replace(state, newer=log_entry.newer_entry(entry))
+            newer = log_entry.NewerEntry(seq=entry.seq, kind=entry.kind, version=entry.version)
+            return state if state.newer else replace(state, newer=newer)
     if isinstance(body, Promoted | Refused) and body.pin_id:
         decided = (*decided, body.pin_id)
     history = state.history.append(decision)

@@ -6,8 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from cairn.storage.errors import StorageError
-from cairn.storage.logs import run_members, run_note
-from cairn.storage.logs.log_entry import WRITER_VERSION, Arithmetic, CheckpointReference, DevicePeak, ForkOrigin
+from cairn.storage.logs import log_entry, run_members, run_note
 from cairn.storage.stores.codec import stored_list
 
 
@@ -75,10 +74,10 @@ class RunOpened:
     code_version: str
     initial_weights_sha256: str | None = None
     initial_source_sha256: str | None = None
-    smallest_writer_version: int = WRITER_VERSION
+    smallest_writer_version: int = log_entry.WRITER_VERSION
     nodes_wanted: int = 1
     continued_by: str = ""
-    forked_from: ForkOrigin | None = None
+    forked_from: log_entry.ForkOrigin | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +94,7 @@ class AttemptStarted:
     config_sha256: str
     code_version: str
     micro_batch: int
-    resumed_from: CheckpointReference | None
+    resumed_from: log_entry.CheckpointReference | None
     activation_checkpointing: bool = False
     quarantined_samples: int = 0
     changed: str = ""
@@ -115,7 +114,7 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StagedCheckpoint(CheckpointReference):
+class StagedCheckpoint(log_entry.CheckpointReference):
     """A complete upload, ignored by readers until it is committed; also the trainer's message that it is staged."""
 
     state_sha256: str
@@ -130,9 +129,9 @@ class CheckpointCommitted(StagedCheckpoint):
     gpu_seconds: float
 
     @property
-    def reference(self) -> CheckpointReference:
+    def reference(self) -> log_entry.CheckpointReference:
         """The reference that a resume needs."""
-        return CheckpointReference(
+        return log_entry.CheckpointReference(
             step=self.step, attempt=self.attempt, prefix=self.prefix, manifest_sha256=self.manifest_sha256
         )
 
@@ -156,8 +155,8 @@ class AttemptEnded:
     stderr_tail: tuple[str, ...]
     decision: Decision
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    peak: DevicePeak | None = None
-    arithmetic: Arithmetic | None = None
+    peak: log_entry.DevicePeak | None = None
+    arithmetic: log_entry.Arithmetic | None = None
     starting_seconds: float | None = None
     last_seen_at: datetime | None = None
 
@@ -240,7 +239,7 @@ class ReadEvidence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointQuarantined(CheckpointReference):
+class CheckpointQuarantined(log_entry.CheckpointReference):
     """No resume uses this checkpoint: with evidence until it can be read again, without because of what it holds."""
 
     detail: str
@@ -248,14 +247,14 @@ class CheckpointQuarantined(CheckpointReference):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointRestored(CheckpointReference):
+class CheckpointRestored(log_entry.CheckpointReference):
     """A checkpoint that was quarantined on evidence verifies: resumes may use it again."""
 
     detail: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointPinned(CheckpointReference):
+class CheckpointPinned(log_entry.CheckpointReference):
     """A checkpoint is pinned: an evaluation reads it, an alias is about to point at it, or a fork begins with it.
 
     Pins and checkpoint-superseded entries share one sequence, so nothing comes between the check and the deletion. An
@@ -293,14 +292,14 @@ class ForkAbandoned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointSuperseded(CheckpointReference):
+class CheckpointSuperseded(log_entry.CheckpointReference):
     """Retention no longer keeps this checkpoint, and why; its bytes may be deleted."""
 
     why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointDeleted(CheckpointReference):
+class CheckpointDeleted(log_entry.CheckpointReference):
     """The bytes of a superseded checkpoint are deleted."""
 
     bytes: int

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import fold_cache, log_entry, run_log, run_state
-from cairn.storage.stores.codec import decode, encode
-from cairn.storage.stores.object_store import ObjectStore, ask_each
+from cairn.storage.stores import codec, object_store
 
 INDEX_FOLDER = "index/runs"
 RUNS_IN_OBJECT = 500
@@ -44,7 +43,7 @@ class _Stored:
 class RunIndex:
     """The index of one store; nothing is read before `refresh`."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: object_store.ObjectStore) -> None:
         self._store, self._runs, self._turn = store, dict[str, Sketch](), 0
         self._asked, self._listed, self._is_local = frozenset[str](), list[str](), False
         self._logs = dict[str, run_log.RunLog]()
@@ -56,7 +55,7 @@ class RunIndex:
             self._listed = self._store.keys(INDEX_FOLDER)
         for key in self._listed:
             with suppress(StorageError):
-                stored.append(decode(self._store.read(key), _Stored, where=key, hook=fold_cache.decode_history))
+                stored.append(codec.decode(self._store.read(key), _Stored, where=key, hook=fold_cache.decode_history))
         if stored := [part for part in stored if part.version == _VERSION]:
             self._turn = max(part.turn for part in stored)
             self._runs = {run_id: sketch for part in stored for run_id, sketch in part.runs.items()}
@@ -89,11 +88,11 @@ class RunIndex:
             except IntegrityError as error:
                 return unreadable(run_id, str(error))
 
-        found = zip(run_ids, ask_each(self._store, read_one, run_ids), strict=True)
+        found = zip(run_ids, object_store.ask_each(self._store, read_one, run_ids), strict=True)
         return [(run_id, item) for run_id, item in found if item is not None]
 
     def read(self, run_id: str) -> run_log.RunLog:
-        """Return a run's log: with the state of its sketch and `folded` None if it has not moved, else refreshed."""
+        """Return a run's log: with the state of its sketch and `head` None if it has not moved, else refreshed."""
         log = self._logs.pop(run_id, None)
         if log is None:
             log, sketch = run_log.RunLog(self._store, run_id), self._runs.get(run_id)
@@ -117,13 +116,13 @@ class RunIndex:
     def note(self, log: run_log.RunLog, *, is_over: bool) -> None:
         """Remember a run as it is in a log that was read."""
         before = self._runs.get(log.run_id)
-        seq = before.seq if before is not None and log.folded is None else log.seq
+        seq = before.seq if before is not None and log.head is None else log.seq
         if not is_empty(log) and (before is None or (before.seq, before.is_over) != (seq, is_over)):
             self._runs[log.run_id] = Sketch(seq=seq, state=_sketch(log.state, is_over), is_over=is_over)
 
     def is_over(self, log: run_log.RunLog) -> bool:
         """Whether the log has the state of its sketch, and that says that nothing is left to do."""
-        return log.folded is None and log.run_id in self._runs and self._runs[log.run_id].is_over
+        return log.head is None and log.run_id in self._runs and self._runs[log.run_id].is_over
 
     def save(self) -> None:
         """Write the index; a store that refuses it costs later refreshes their requests, and nothing else."""
@@ -133,7 +132,7 @@ class RunIndex:
                 runs = dict(sketches[first : first + RUNS_IN_OBJECT])
                 stored = _Stored(version=_VERSION, turn=self._turn + 1, runs=runs)
                 written.append(f"{INDEX_FOLDER}/{number:05d}.json")
-                self._store.write(written[-1], encode(stored, hook=fold_cache.encode_history))
+                self._store.write(written[-1], codec.encode(stored, hook=fold_cache.encode_history))
             for key in set(self._listed) - set(written):
                 self._store.delete(key)
 
@@ -148,7 +147,7 @@ class RunIndex:
         return sizes[0] is not None and sizes[1] is None
 
 
-def list_run_ids(store: ObjectStore) -> list[str]:
+def list_run_ids(store: object_store.ObjectStore) -> list[str]:
     """Return the ids of the store's runs, sorted."""
 
     def has_log(run_id: str) -> bool:
@@ -158,17 +157,17 @@ def list_run_ids(store: ObjectStore) -> list[str]:
         return store.first(folder) is not None
 
     found = list_folders(store)
-    return list(compress(found, ask_each(store, has_log, found)))
+    return list(compress(found, object_store.ask_each(store, has_log, found)))
 
 
 def is_empty(log: run_log.RunLog) -> bool:
     """Whether a log that was read has no entry, or only those of forks that were never opened."""
     if log.state.opened is not None or log.state.attempts:
         return False
-    return log.folded is None or bool(log.state.abandoned_pins)
+    return log.head is None or bool(log.state.abandoned_pins)
 
 
-def list_folders(store: ObjectStore) -> list[str]:
+def list_folders(store: object_store.ObjectStore) -> list[str]:
     """Return the names of the run folders, sorted; one may be without a log."""
     return [key.split("/")[1] for key in store.folders("runs") if "@" not in key]  # no run's: another program's
 

@@ -25,7 +25,8 @@ def fold(entries: Iterable[log_entry.Entry], state: RunState | None = None) -> R
 def _apply(state: RunState, entry: log_entry.Entry) -> RunState:
     body, owner = entry.body, state.open_attempt
     if isinstance(body, dict):
-        return state if state.newer else replace(state, newer=log_entry.newer_entry(entry))
+        newer = log_entry.NewerEntry(seq=entry.seq, kind=entry.kind, version=entry.version)
+        return state if state.newer else replace(state, newer=newer)
     if isinstance(body, kinds.AttemptStarted):
         if body.attempt != state.latest_attempt + 1 or owner is not None or state.deleted is not None:
             return _refuse(state, entry)
@@ -203,8 +204,8 @@ class RunLog(fold_cache.LogFold[RunState]):
                 log_entry.check_place(f"{self.prefix}/log", self.run_id, opened.run_id)
             return self.state
 
-    def _is_sound(self, folded: fold_cache.FoldedLog[RunState]) -> bool:
-        return folded.head.entry.resume == folded.state.resume
+    def _is_sound(self, head: log_entry.ReadEntry, state: RunState) -> bool:
+        return head.entry.resume == state.resume
 
     def read_entries(self) -> tuple[log_entry.Entry, ...]:
         """Read and check every entry again, whatever is cached; oldest first, none of those read so far missing."""
@@ -233,7 +234,7 @@ class RunLog(fold_cache.LogFold[RunState]):
                 if len(after.refused) > len(state.refused):
                     refused = f"run {self.run_id}: every reader would refuse this entry; not written: {body}"
                     raise Fenced(state.closed_to_training() or refused)
-                if (read := self._log.append(body, after=self._head, writer=writer, resume=after.resume)) is not None:
+                if (read := self._log.append(body, after=self.head, writer=writer, resume=after.resume)) is not None:
                     self._accept(read)
                     self.cache()  # where it fails, the entry is appended, and the next writer caches
                     return self.state

@@ -208,11 +208,6 @@ class RunState:
         line = (record.committed.manifest_sha256 for record in self.surviving_checkpoints)
         return tuple(newest[manifest] for manifest in line if manifest in newest)
 
-    @property
-    def candidates(self) -> tuple[CheckpointRecord, ...]:
-        """The checkpoints a resume may try, newest commit first: readable ones, and those that may be restored."""
-        return tuple(item for item in reversed(self.live_checkpoints) if item.is_committed or item.may_be_restored)
-
     def is_doubted(self, reference: log_entry.CheckpointReference) -> bool:
         """Whether an attempt that resumed from this checkpoint ended for the store before it trained a step."""
         resumed = (attempt.ended for attempt in self.attempts if attempt.started.resumed_from == reference)

@@ -132,18 +132,15 @@ class StepTail:
     def read(self, attempt: int, claim_id: str = "") -> list[StepRecord]:
         """Return the attempt's new records; an incomplete last line waits for the next call."""
         key, found = step_log_key(self._prefix, attempt, claim_id), bytearray()
-        while lines := self._read_object(key, self._most_bytes - len(found)):
+        while True:  # the next whole lines of one object after the other
+            object_key, size, start, offset = self._find(key, *self._places.get(key, (0, 0)))
+            into = memoryview(bytearray(max(0, min(size - offset, self._most_bytes - len(found)))))
+            data = bytes(into[: self._store.read_range(object_key, offset, into)]) if into else b""
+            lines = data[: data.rfind(b"\n") + 1]
+            self._places[key] = start, offset + len(lines)
+            if not lines:
+                return records_of(attempt, bytes(found))
             found += lines
-        return _of_attempt(attempt, bytes(found))
-
-    def _read_object(self, key: str, most_bytes: int) -> bytes:
-        """Return the next whole lines of one object, and remember where they end."""
-        object_key, size, start, offset = self._find(key, *self._places.get(key, (0, 0)))
-        into = memoryview(bytearray(max(0, min(size - offset, most_bytes))))
-        data = bytes(into[: self._store.read_range(object_key, offset, into)]) if into else b""
-        lines = data[: data.rfind(b"\n") + 1]
-        self._places[key] = start, offset + len(lines)
-        return lines
 
     def _find(self, key: str, start: int, offset: int) -> tuple[str, int, int, int]:
         """Return the object to read on, its size, the number of bytes before it, and how many of its own are read."""
@@ -226,7 +223,7 @@ def read_step_records(store: ObjectStore, run_prefix: str, attempts: Iterable[At
     names = ((key.removeprefix(f"{folder}/").split("/")[0].removesuffix(".jsonl"), key) for key in store.keys(folder))
     keys = [(own[name], key) for name, key in names if name in own]
     data = ask_each(store, partial(store.read, at_most_bytes=MOST_STEP_LOG_BYTES), [key for _, key in keys])
-    return [record for (attempt, _), lines in zip(keys, data, strict=True) for record in _of_attempt(attempt, lines)]
+    return [record for (attempt, _), lines in zip(keys, data, strict=True) for record in records_of(attempt, lines)]
 
 
 def read_newest_records(store: ObjectStore, run_prefix: str, attempt: int, claim_id: str = "") -> list[StepRecord]:
@@ -236,7 +233,7 @@ def read_newest_records(store: ObjectStore, run_prefix: str, attempt: int, claim
         return []
     key, size = pieces[-1][1], end - pieces[-1][0]
     into = memoryview(bytearray(min(size, _MOST_NEWEST_BYTES)))
-    return _of_attempt(attempt, bytes(into[: store.read_range(key, size - len(into), into)]) if into else b"")
+    return records_of(attempt, bytes(into[: store.read_range(key, size - len(into), into)]) if into else b"")
 
 
 def read_last_record(store: ObjectStore, run_prefix: str, attempt: int, claim_id: str = "") -> StepRecord | None:
@@ -249,17 +246,13 @@ def step_log_bytes(store: ObjectStore, run_prefix: str, attempt: int, claim_id: 
     return _pieces(store, step_log_key(run_prefix, attempt, claim_id))[1]
 
 
-def parse_step_records(data: bytes) -> Iterator[StepRecord]:
-    """Yield the records in these lines, without malformed ones."""
+def records_of(attempt: int, data: bytes) -> list[StepRecord]:
+    """Return the attempt's records in these lines, without malformed ones."""
+    records = list[StepRecord]()
     for raw in data.splitlines():
-        try:
-            yield msgspec.json.decode(raw, type=StepRecord)
-        except (msgspec.DecodeError, RecursionError):
-            continue
-
-
-def _of_attempt(attempt: int, data: bytes) -> list[StepRecord]:
-    return [record for record in parse_step_records(data) if record.attempt == attempt]
+        with suppress(msgspec.DecodeError, RecursionError):
+            records.append(msgspec.json.decode(raw, type=StepRecord))
+    return [record for record in records if record.attempt == attempt]
 
 
 def _file_name(attempt: int, claim_id: str) -> str:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from cairn.storage.errors import IntegrityError, ObjectMissing
-from cairn.storage.stores.codec import decode, sha256
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import codec, object_store
 
 _DIGITS = 5
 """Decimal places that are kept: a rounding of 0.00001 nats is a thousandth of the error of a usual slice."""
@@ -33,15 +32,15 @@ def losses_folder(run_prefix: str) -> str:
     return f"{run_prefix}/window-losses"
 
 
-def write_losses(store: ObjectStore, run_prefix: str, losses: WindowLosses) -> str:
+def write_losses(store: object_store.ObjectStore, run_prefix: str, losses: WindowLosses) -> str:
     """Write the object and return the hash that names it."""
     rounded = {name: tuple(round(loss, _DIGITS) for loss in of) for name, of in losses.losses.items()}
     data = msgspec.json.encode(replace(losses, losses=rounded), order="sorted")
-    store.write(f"{losses_folder(run_prefix)}/{sha256(data)}.json", data)
-    return sha256(data)
+    store.write(f"{losses_folder(run_prefix)}/{codec.sha256(data)}.json", data)
+    return codec.sha256(data)
 
 
-def read_losses(store: ObjectStore, run_prefix: str, digest: str) -> WindowLosses:
+def read_losses(store: object_store.ObjectStore, run_prefix: str, digest: str) -> WindowLosses:
     """Read the object; raises `IntegrityError` if it is missing or its bytes have another hash."""
     if not _SHA256.fullmatch(digest):
         rule = "must be 64 hexadecimal digits; the log was changed"
@@ -51,6 +50,6 @@ def read_losses(store: ObjectStore, run_prefix: str, digest: str) -> WindowLosse
         data = store.read(key)
     except ObjectMissing as missing:
         raise IntegrityError(f"{key}: is missing") from missing
-    if sha256(data) != digest:
-        raise IntegrityError(f"{key}: sha256 {sha256(data)[:12]}, its evaluation names {digest[:12]}")
-    return decode(data, WindowLosses, where=key)
+    if codec.sha256(data) != digest:
+        raise IntegrityError(f"{key}: sha256 {codec.sha256(data)[:12]}, its evaluation names {digest[:12]}")
+    return codec.decode(data, WindowLosses, where=key)

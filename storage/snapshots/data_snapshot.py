@@ -166,21 +166,17 @@ def open_snapshot(store: ObjectStore, snapshot_id: str, cache_dir: Path) -> Open
     A snapshot of at most `EAGER_BYTES` is verified now, a shard of a larger one at its first use. Objects of a remote
     store are kept in `cache_dir` within `CACHE_BYTES`.
     """
-    files = SnapshotFiles(store, snapshot_id, cache_dir)
+    manifest = (files := SnapshotFiles(store, snapshot_id, cache_dir)).manifest
     train, val = files.shards("train"), files.shards("val")
-    train_answers, val_answers = files.answers("train"), files.answers("val")
-    if sum(item.bytes for item in files.manifest.objects) <= EAGER_BYTES:
-        for item in files.manifest.objects:
+    answers, val_answers = files.answers("train"), files.answers("val")
+    if sum(item.bytes for item in manifest.objects) <= EAGER_BYTES:
+        for item in manifest.objects:
             files.path(item.key)
-        for shard in (*train, *val, *train_answers, *val_answers):
+        for shard in (*train, *val, *answers, *val_answers):
             shard.tokens()
+    answers, document = files.answers("train"), files.path(TOKENIZER).read_text(encoding="utf-8")
     return OpenSnapshot(
-        manifest=files.manifest,
-        tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
-        train=train,
-        val=val,
-        train_answers=train_answers,
-        val_answers=val_answers,
+        manifest=manifest, tokenizer_json=document, train=train, val=val, train_answers=answers, val_answers=val_answers
     )
 
 
@@ -258,17 +254,7 @@ class SnapshotCache:
             os.utime(path)  # nobody deletes it from now on
         if _is_intact(path, expected):
             return path
-        self._make_room(expected.bytes)
-        try:
-            object_store.save_verified(store, expected, temporary)
-            os.replace(temporary, path)
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-        return path
-
-    def _make_room(self, needed_bytes: int) -> None:
-        """Delete the least recently used copies that are not young, until the object fits."""
+        # Delete the least recently used copies that are not young, until the object fits.
         with _lock_folder(self._folder):
             copies, young_from = [], time.time() - _YOUNG_SECONDS
             for item in os.scandir(self._folder):
@@ -278,11 +264,18 @@ class SnapshotCache:
                         copies.append((status.st_mtime, status.st_size, Path(item.path)))
                     elif _TEMPORARY.match(item.name) and status.st_mtime < young_from:
                         Path(item.path).unlink()  # of a dead process
-            excess_bytes = sum(size_bytes for _, size_bytes, _ in copies) + needed_bytes - self._limit_bytes
-            for used_at, size_bytes, path in sorted(copies):
+            excess_bytes = sum(size_bytes for _, size_bytes, _ in copies) + expected.bytes - self._limit_bytes
+            for used_at, size_bytes, copy in sorted(copies):
                 if excess_bytes > 0 and used_at < young_from:
-                    path.unlink(missing_ok=True)
+                    copy.unlink(missing_ok=True)
                     excess_bytes -= size_bytes
+        try:
+            object_store.save_verified(store, expected, temporary)
+            os.replace(temporary, path)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        return path
 
 
 @contextmanager

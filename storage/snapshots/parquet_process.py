@@ -66,7 +66,10 @@ def _copy(table: Any, columns: list[str], wanted: list[int] | None, size_bytes: 
     if rows > _LEAST_ROWS + size_bytes:
         raise ValueError(f"it says that it has {rows:,} rows in {size_bytes:,} bytes; rule: at least a byte a row")
     fields = [found.field(name) for name in columns if found.get_field_index(name) >= 0]
-    fields = [field.with_type(pa.large_binary()) if _holds_text(field.type) else field for field in fields]
+    for place, field in enumerate(fields):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()):
+            fields[place] = field.with_type(pa.large_binary())
     described_by = {ROWS: str(rows), COLUMNS: json.dumps(found.names[:_MOST_NAMES])}
     schema, written = pa.schema(fields, metadata=described_by), 0
     groups = (wanted or range(table.num_row_groups)) if fields else ()
@@ -96,8 +99,3 @@ def _text_bytes(group: Any, names: Sequence[str]) -> int:
     columns = map(group.column, range(group.num_columns))
     wanted = (column for column in columns if column.path_in_schema.partition(".")[0] in names)
     return sum(int(column.total_uncompressed_size) for column in wanted)
-
-
-def _holds_text(kind: Any) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())

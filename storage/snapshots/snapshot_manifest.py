@@ -52,19 +52,22 @@ class RejectedRow:
 
 
 _TYPES = {str: pa.string(), int: pa.int64()}
-_DOCUMENT_SCHEMA, REJECTED_SCHEMA = (
+DOCUMENT_SCHEMA, REJECTED_SCHEMA = (
     pa.schema([(key, _TYPES[kind]) for key, kind in row.__annotations__.items()]) for row in (DocumentRow, RejectedRow)
 )
-_TOKENS, _SPLIT = (_DOCUMENT_SCHEMA.get_field_index(name) for name in ("tokens", "split"))
+_TOKENS, _SPLIT = (DOCUMENT_SCHEMA.get_field_index(name) for name in ("tokens", "split"))
 
 
 class RowWriter:
-    """Context manager that writes records as Parquet row groups of one size: equal rows give equal bytes."""
+    """Context manager that writes records as Parquet row groups of one size: equal rows give equal bytes.
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._metadata: dict[str, str] = {}
+    Rows of `DOCUMENT_SCHEMA`, the document index, must come in the token order of each split.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema = DOCUMENT_SCHEMA) -> None:
         self._schema, self._pending = schema, list[tuple[Any, ...]]()  # of a row group that is not complete
         self._writer = parquet.ParquetWriter(path, schema, compression="zstd")
+        self._tokens, self._starts = dict.fromkeys(SPLITS, 0), list[tuple[int, ...]]()
 
     def __enter__(self) -> Self:
         return self
@@ -73,10 +76,13 @@ class RowWriter:
         with self._writer:
             if kind is None:  # after an error the file stays incomplete
                 self._flush()
-                self._writer.add_key_value_metadata(self._metadata)
+                starts = {STARTS: msgspec.json.encode(self._starts).decode()} if self._schema is DOCUMENT_SCHEMA else {}
+                self._writer.add_key_value_metadata(starts)
 
     def extend(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Add rows of the columns' values."""
+        """Add rows of the columns' values; raises ValueError for a document's split that is neither train nor val."""
+        if self._schema is DOCUMENT_SCHEMA and (foreign := {row[_SPLIT] for row in rows}.difference(SPLITS)):
+            raise ValueError(f"split = {foreign.pop()!r}: must be one of {', '.join(SPLITS)}")
         while rows:
             free = ROW_GROUP_ROWS - len(self._pending)
             self._pending += rows[:free]
@@ -86,37 +92,13 @@ class RowWriter:
 
     def _flush(self) -> None:
         if self._pending:
+            self._starts.append(tuple(self._tokens.values()))
+            for split in SPLITS if self._schema is DOCUMENT_SCHEMA else ():
+                self._tokens[split] += sum(row[_TOKENS] for row in self._pending if row[_SPLIT] == split)
             columns = zip(*self._pending, strict=True)
             arrays = [pa.array(column, type=kind) for column, kind in zip(columns, self._schema.types, strict=True)]
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
             self._pending.clear()
-
-
-class DocumentIndexWriter(RowWriter):
-    """Writes the document index; rows must come in the token order of each split."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, _DOCUMENT_SCHEMA)
-        self._tokens, self._starts = dict.fromkeys(SPLITS, 0), list[tuple[int, ...]]()
-
-    def extend(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Add the next documents; raises ValueError for a split that is neither train nor val."""
-        if foreign := {row[_SPLIT] for row in rows}.difference(SPLITS):
-            raise ValueError(f"split = {foreign.pop()!r}: must be one of {', '.join(SPLITS)}")
-        super().extend(rows)
-
-    def _flush(self) -> None:
-        if self._pending:
-            self._starts.append(tuple(self._tokens.values()))
-            for split in SPLITS:
-                self._tokens[split] += sum(row[_TOKENS] for row in self._pending if row[_SPLIT] == split)
-        super()._flush()
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            self._flush()
-        self._metadata = {STARTS: msgspec.json.encode(self._starts).decode()}
-        super().__exit__(kind, *rest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,12 +129,12 @@ def documents_between(path: Path, spans: Sequence[TokenSpan]) -> tuple[tuple[Doc
                 wanted.update(range(max(0, bisect_right(begins, span.start) - 1), bisect_left(begins, span.stop)))
             groups = sorted(wanted)
             rows = {group: index.metadata.row_group(group).num_rows for group in groups}
-        with path.open("rb") as file, closing(read_parquet(file, _DOCUMENT_SCHEMA.names, groups=groups)) as batches:
+        with path.open("rb") as file, closing(read_parquet(file, DOCUMENT_SCHEMA.names, groups=groups)) as batches:
             unread = islice(batches if groups else (), 1, None)
             for group in groups:
                 position = dict(zip(SPLITS, starts[group], strict=True))
                 while rows[group] > 0:
-                    table = pa.Table.from_batches([next(unread)]).cast(_DOCUMENT_SCHEMA)
+                    table = pa.Table.from_batches([next(unread)]).cast(DOCUMENT_SCHEMA)
                     rows[group] -= table.num_rows
                     _find_places(table, position, spans, found)
     except (pa.ArrowException, OSError, TypeError, ValueError, LookupError, StopIteration, IntegrityError) as error:

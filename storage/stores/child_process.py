@@ -21,7 +21,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from cairn.storage.errors import IntegrityError
 
@@ -218,7 +218,15 @@ def bounded_process(
         raise IntegrityError(said)
 
 
-def _run_bounded(memory_bytes: int, core_seconds: int, module: str, arguments: list[Any]) -> None:
+def main() -> None:
+    """Run the module that the first argument names, for as long as the parent runs."""
+    hide_memory()
+    watch_parent()
+    del sys.argv[0]
+    if sys.argv[0] != _BOUNDED:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        return
+    memory_bytes, core_seconds, module, arguments = json.loads(sys.argv[1])
     for kind, most in ((resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CPU, core_seconds)):
         hard = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
@@ -226,17 +234,6 @@ def _run_bounded(memory_bytes: int, core_seconds: int, module: str, arguments: l
         importlib.import_module(module).run(*arguments)
     except MemoryError:
         sys.exit(_OUT_OF_MEMORY)
-
-
-def main() -> None:
-    """Run the module that the first argument names, for as long as the parent runs."""
-    hide_memory()
-    watch_parent()
-    del sys.argv[0]
-    if sys.argv[0] == _BOUNDED:
-        _run_bounded(*json.loads(sys.argv[1]))
-    else:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,18 @@ import importlib
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.util import find_spec
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from cairn.storage.errors import IntegrityError, ObjectMissing, StorageError, StoreFull, StoreRefused, StoreUnavailable
-from cairn.storage.stores import object_store, ranged_read, redaction
-from cairn.storage.stores.object_store import PART_BYTES, READ_CHUNK_BYTES, ObjectStore, is_key
+from cairn.storage.stores import object_store, ranged_store, redaction
+from cairn.storage.stores.object_store import PART_BYTES, RetryPolicy, is_key
 
+T = TypeVar("T")
 _CONNECT_SECONDS, _ANSWER_SECONDS, _TRANSFER_SECONDS, _RETRY_SECONDS = 3, 10, 180, 10
 """Limits of a connection, of a small request, of a part's at 100 kB/s, the slowest connection worth using, and of the
 library's retries.
@@ -27,24 +28,15 @@ library's retries.
 _CONCURRENT_PARTS = 3
 _TOKEN = "cairn_write"
 _ENDPOINTS = ("GOOGLE_BASE_URL", "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
-_IDENTITY = {
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or use a machine with a service account",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY or a client's secret, "
-    "or use a machine with an identity",
-}
-_ALLOW = {
-    "gs": "allow this account storage.objects.create, get, list and delete here, or use another",
-    "az": "give this account the role Storage Blob Data Contributor here, or use another",
-}
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 _FULL = re.compile(r"status code: 507|QuotaExceeded|InsufficientStorage")
 _BEYOND = re.compile(r"status code: 416|Wanted range starting at")
 _NO_TOKEN = re.compile(r"token request|authorization request|MissingAccount|Account must be specified|credential", re.I)
 _LONGEST_MESSAGE = 500
-_RETRY_POLICY = object_store.RetryPolicy()
+_RETRY_POLICY = RetryPolicy()
 
 
-class CloudStore(ObjectStore):
+class CloudStore(ranged_store.RangedStore):
     """An `ObjectStore` below one prefix of a bucket or container.
 
     Uploads that were never finished cannot be listed through the library: a rule of the bucket's lifecycle deletes
@@ -52,15 +44,10 @@ class CloudStore(ObjectStore):
     """
 
     def __init__(
-        self,
-        cloud: Literal["gs", "az"],
-        bucket: str,
-        prefix: str = "",
-        *,
-        retry_policy: object_store.RetryPolicy = _RETRY_POLICY,
+        self, cloud: Literal["gs", "az"], bucket: str, prefix: str = "", *, retry_policy: RetryPolicy = _RETRY_POLICY
     ) -> None:
         """Prepare the clients; the first request looks for credentials. Raises StoreRefused without the library."""
-        self._cloud, self._root, self._retry_policy = cloud, f"{cloud}://{bucket}", retry_policy
+        self._root, self._retry_policy, self._advice = f"{cloud}://{bucket}", retry_policy, object_store.advice()[cloud]
         self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         if find_spec("obstore") is None:
             raise StoreRefused(f"store {self._root}: needs what the extra 'clouds' of cairn-train installs")
@@ -70,22 +57,9 @@ class CloudStore(ObjectStore):
             self._large = _client(cloud, bucket, seconds=_TRANSFER_SECONDS)
             self._uploads = _client(cloud, bucket, seconds=_TRANSFER_SECONDS, tries=4)
 
-    @property
-    def url(self) -> str:
-        return f"{self._root}/{self._below}".rstrip("/")
-
     def read(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES) -> bytes:
         """Return the object's bytes in one GET; raises ObjectMissing, or IntegrityError for a larger object."""
         return self._retry_policy.call(self._fetch, self._name(key), {}, at_most_bytes).data
-
-    def read_chunks(self, key: str) -> Iterator[bytes]:
-        """Yield ranged GETs, a few ahead, each with retries; IntegrityError if the object is replaced meanwhile."""
-        where, chunk_bytes = f"{self.url}/{key}", READ_CHUNK_BYTES
-        return ranged_read.read_chunks(self._retry_policy, self._fetch_range, self._name(key), where, chunk_bytes)
-
-    def read_range(self, key: str, start: int, into: memoryview) -> int:
-        """Fill `into` from `start` with one ranged GET, with retries; raises ObjectMissing."""
-        return ranged_read.read_range(self._retry_policy, self._fetch_range, self._name(key), start, into)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent, in one PUT; returns False if it exists."""
@@ -97,8 +71,8 @@ class CloudStore(ObjectStore):
 
     def write(self, key: str, data: bytes) -> None:
         """Create or overwrite the object in one PUT."""
-        client = self._large if len(data) >= 1 << 20 else self._small
-        self._call("write", "put", self._name(key), data, use_multipart=False, client=client)
+        name, client = self._name(key), self._large if len(data) >= 1 << 20 else self._small
+        self._call("write", name, lambda: self._library.put(client, name, data, use_multipart=False))
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Write chunks as one object, in parts above 16 MiB; returns its bytes. An error leaves nothing behind."""
@@ -136,39 +110,39 @@ class CloudStore(ObjectStore):
 
     def _token(self, name: str) -> str:
         with suppress(ObjectMissing):
-            found = self._call("stat", "get", name, options={"head": True}, then=lambda answer: answer.attributes)
+            head = {"head": True}
+            found = self._call("stat", name, lambda: self._library.get(self._small, name, options=head).attributes)
             return str(found.get(_TOKEN))
         return ""
 
-    def keys(self, prefix: str) -> list[str]:
-        """Return all keys below the folder `prefix`, sorted, in one request per thousand."""
-        return sorted(self.sizes(prefix))
-
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the size in bytes of every object below the folder `prefix`, in one request per thousand."""
-        found = self._call("list", "list", self._name(prefix), then=lambda pages: pages.collect())
+        folder = self._name(prefix)
+        found = self._call("list", folder, lambda: self._library.list(self._small, folder).collect())
         sizes = ((self._key(item["path"]), int(item["size"])) for item in found)
         return dict(sorted((key, size) for key, size in sizes if is_key(key)))
 
     def folders(self, prefix: str) -> list[str]:
-        found = self._call("list", "list_with_delimiter", self._name(prefix))["common_prefixes"]
-        return sorted(filter(is_key, (self._key(name.rstrip("/")) for name in found)))
+        """Return the folders directly below the folder `prefix`, sorted; their objects are not listed."""
+        folder = self._name(prefix)
+        found = self._call("list", folder, lambda: self._library.list_with_delimiter(self._small, folder))
+        return sorted(filter(is_key, (self._key(name.rstrip("/")) for name in found["common_prefixes"])))
 
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly below the folder `prefix`, in one request unless folders precede it."""
-        folder = self._name(prefix) + "/"
+        folder = self._name(prefix)
 
-        def first_of(pages: Any) -> str | None:
-            names = (item["path"] for page in pages for item in page)
-            keys = (self._key(name) for name in names if "/" not in name.removeprefix(folder))
+        def find_first() -> str | None:
+            names = (item["path"] for page in self._library.list(self._small, folder, chunk_size=1) for item in page)
+            keys = (self._key(name) for name in names if "/" not in name.removeprefix(f"{folder}/"))
             return next(filter(is_key, keys), None)
 
-        found: str | None = self._call("list", "list", self._name(prefix), chunk_size=1, then=first_of)
-        return found
+        return self._call("list", folder, find_first)
 
     def size(self, key: str) -> int | None:
+        """Return the object's size in bytes, or None if it is absent."""
         with suppress(ObjectMissing):
-            return int(self._call("stat", "head", self._name(key))["size"])
+            return int(self._head(key)["size"])
         return None
 
     def age_seconds(self, key: str) -> float | None:
@@ -178,58 +152,45 @@ class CloudStore(ObjectStore):
         """
         clock = f"probe/clock-{uuid.uuid4().hex}"
         with suppress(ObjectMissing, StoreRefused):
-            written = self._call("stat", "head", self._name(key))["last_modified"]
+            written = self._head(key)["last_modified"]
             self.write(clock, b"")
-            now = self._call("stat", "head", self._name(clock))["last_modified"]
+            now = self._head(clock)["last_modified"]
             self.delete(clock)
             return float((now - written).total_seconds())
         return None
 
     def delete(self, key: str) -> None:
         """Delete the object if it exists, in one request."""
+        name = self._name(key)
         with suppress(ObjectMissing):
-            self._call("delete", "delete", self._name(key))
+            self._call("delete", name, lambda: self._library.delete(self._small, name))
 
     def delete_all(self, keys: Sequence[str]) -> None:
         """Delete these objects, many at once; one by one where some were gone already."""
+        names = list(map(self._name, keys))
         try:
-            self._call("delete", "delete", [self._name(key) for key in keys])
+            self._call("delete", "", lambda: self._library.delete(self._small, names))
         except StorageError:
             for key in keys:
                 self.delete(key)  # says for which of them, and why
 
-    def _call(
-        self,
-        action: str,
-        function: str,
-        name: str | list[str],
-        *arguments: Any,
-        client: Any = None,
-        then: Any = lambda answer: answer,
-        **options: Any,
-    ) -> Any:
-        def call() -> Any:
-            with self._convert_errors(action, name if isinstance(name, str) else ""):
-                return then(getattr(self._library, function)(client or self._small, name, *arguments, **options))
+    def _call(self, action: str, name: str, request: Callable[[], T]) -> T:
+        return self._retry_policy.call(self._convert_errors(action, name)(request))
 
-        return self._retry_policy.call(call)
+    def _head(self, key: str) -> Any:
+        name = self._name(key)
+        return self._call("stat", name, lambda: self._library.head(self._small, name))
 
-    def _name(self, key: str) -> str:
-        return self._below + object_store.check_key(key)
-
-    def _key(self, name: str) -> str:
-        return name[len(self._below) :]
-
-    def _fetch_range(self, name: str, start: int, etag: str | None = None, size: int = 0) -> ranged_read.Fetched:
-        options = {"range": (start, start + (size or READ_CHUNK_BYTES)), **({} if etag is None else {"if_match": etag})}
+    def _fetch_range(self, name: str, start: int, size: int, etag: str | None = None) -> ranged_store.Fetched:
+        options = {"range": (start, start + size), **({} if etag is None else {"if_match": etag})}
         try:
-            return self._fetch(name, options, size or READ_CHUNK_BYTES)
+            return self._fetch(name, options, size)
         except StoreUnavailable as error:
             if etag or not _BEYOND.search(str(error.__cause__)):
                 raise
-            return ranged_read.Fetched(data=b"", etag="", total_bytes=0)  # an answer, not a fault to wait out
+            return ranged_store.Fetched(data=b"", etag="", total_bytes=0)  # an answer, not a fault to wait out
 
-    def _fetch(self, name: str, options: dict[str, Any], at_most_bytes: int) -> ranged_read.Fetched:
+    def _fetch(self, name: str, options: dict[str, Any], at_most_bytes: int) -> ranged_store.Fetched:
         where = f"{self._root}/{name}"
         try:
             with self._convert_errors("read", name, self._library.exceptions.PreconditionError):
@@ -240,17 +201,33 @@ class CloudStore(ObjectStore):
                 data, meta = bytes(answer.bytes()), answer.meta
         except self._library.exceptions.PreconditionError as changed:
             raise IntegrityError(f"{where}: was replaced while it was read") from changed
-        return ranged_read.Fetched(data=data, etag=str(meta["e_tag"]), total_bytes=int(meta["size"]))
+        return ranged_store.Fetched(data=data, etag=str(meta["e_tag"]), total_bytes=int(meta["size"]))
 
     @contextmanager
     def _convert_errors(self, action: str, name: str, *kept: type[Exception]) -> Iterator[None]:
-        errors = self._library.exceptions
+        """Raise the storage error for an exception that the library raises during `action`."""
+        errors, where = self._library.exceptions, f"{self._root}/{name}"
         try:
             yield
         except (errors.AlreadyExistsError, *kept):
             raise
         except (errors.BaseError, OSError, ValueError) as error:
-            raise _convert(error, self._cloud, action, f"{self._root}/{name}") from error
+            whole = str(error)
+            message = redaction.redact(" ".join(whole.partition("\n\nDebug source")[0].split()))[:_LONGEST_MESSAGE]
+            problem = f"{where}: cannot {action}: {message}"
+            if _NO_BUCKET.search(whole):
+                raise StoreRefused(f"{problem}; create the bucket, or name another one in --store") from error
+            if _FULL.search(whole):
+                advice = "(the store or its quota is full; free space and run the same command again)"
+                raise StoreFull(f"{problem} {advice}") from error
+            if isinstance(error, errors.NotFoundError | FileNotFoundError):
+                raise ObjectMissing(f"{where}: no such object") from error
+            if isinstance(error, errors.PermissionDeniedError | PermissionError):
+                raise StoreRefused(f"{problem}; {self._advice['allow']}") from error
+            if action == "open" or isinstance(error, errors.UnauthenticatedError):
+                raise StoreRefused(f"{problem}; {self._advice['identity']}") from error
+            advice = f"; {self._advice['identity']}" if _NO_TOKEN.search(whole) else ""
+            raise StoreUnavailable(f"{problem}{advice}") from error
 
 
 def _client(cloud: Literal["gs", "az"], bucket: str, *, seconds: int, tries: int = 1) -> Any:
@@ -258,33 +235,7 @@ def _client(cloud: Literal["gs", "az"], bucket: str, *, seconds: int, tries: int
 
     is_plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
     emulated = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
-    options = {
-        "timeout": timedelta(seconds=seconds),
-        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-        "allow_http": is_plain or emulated,
-    }
+    limits = {"timeout": timedelta(seconds=seconds), "connect_timeout": timedelta(seconds=_CONNECT_SECONDS)}
     retries = {"max_retries": tries - 1, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)}
     kind: Any = GCSStore if cloud == "gs" else AzureStore
-    return kind(bucket, client_options=options, retry_config=retries)
-
-
-def _convert(error: Exception, cloud: Literal["gs", "az"], action: str, where: str) -> StorageError:
-    """Return the storage error for an exception that the library raised during `action`."""
-    from obstore.exceptions import NotFoundError, PermissionDeniedError, UnauthenticatedError
-
-    whole = str(error)
-    message = redaction.redact(" ".join(whole.partition("\n\nDebug source")[0].split()))[:_LONGEST_MESSAGE]
-    problem = f"{where}: cannot {action}: {message}"
-    if _NO_BUCKET.search(whole):
-        return StoreRefused(f"{problem}; create the bucket, or name another one in --store")
-    if _FULL.search(whole):
-        return StoreFull(f"{problem} (the store or its quota is full; free space and run the same command again)")
-    if isinstance(error, NotFoundError | FileNotFoundError):
-        return ObjectMissing(f"{where}: no such object")
-    if isinstance(error, UnauthenticatedError):
-        return StoreRefused(f"{problem}; {_IDENTITY[cloud]}")
-    if isinstance(error, PermissionDeniedError | PermissionError):
-        return StoreRefused(f"{problem}; {_ALLOW[cloud]}")
-    if action == "open":
-        return StoreRefused(f"{problem}; {_IDENTITY[cloud]}")
-    return StoreUnavailable(f"{problem}; {_IDENTITY[cloud]}" if _NO_TOKEN.search(whole) else problem)
+    return kind(bucket, client_options={**limits, "allow_http": is_plain or emulated}, retry_config=retries)

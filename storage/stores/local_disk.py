@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cairn.storage.errors import StoreFull, StoreRefused, StoreUnavailable
+from cairn.storage.stores import object_store
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 FILES, FILE_BYTES = 16, 32 * 1024
@@ -36,9 +37,8 @@ def link(file: Path, name: Path) -> None:
         if rename_to_new(file, name):
             return
         problem = "this file system makes no hard links, which the log needs, and no renames that spare a taken name"
-        raise StoreRefused(
-            f"file://{name}: {error} ({problem}; choose another --store, such as a local disk)"
-        ) from error
+        why = f"{error} ({problem}; choose another --store, such as a local disk)"
+        raise StoreRefused(f"file://{name}: {why}") from error
 
 
 def rename_to_new(file: Path, name: Path) -> bool:
@@ -73,15 +73,7 @@ def convert_errors(problem: str) -> Iterator[None]:
 
 def store_error(error: OSError, problem: str) -> StoreUnavailable:
     """Return the error: `StoreRefused` where a retry cannot help, `StoreFull` where a sweep may."""
-    refused = {
-        errno.EACCES: "make it writable or choose another --store",
-        errno.EROFS: "the file system is read-only; choose another --store",
-        errno.ENOTDIR: "a file stands where the store's folder should be; choose another --store",
-        errno.EEXIST: "a file stands where the store's folder should be; choose another --store",
-        errno.EPERM: "the file system forbids it, as for an immutable folder; choose another --store",
-        errno.EFBIG: "no file may grow that large here; raise `ulimit -f`, or choose another --store",
-    }
-    if hint := refused.get(error.errno or 0):
+    if hint := object_store.advice()["disk"].get(errno.errorcode.get(error.errno or 0, "")):
         return StoreRefused(f"{problem}: {error} ({hint})")
     if error.errno in FULL:
         return StoreFull(f"{problem}: {error} (the disk is full; free space and run the same command again)")

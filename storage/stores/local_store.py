@@ -21,13 +21,13 @@ from typing import BinaryIO
 import numpy as np
 
 from cairn.storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreFull, StoreUnavailable
-from cairn.storage.stores import local_disk, object_store
-from cairn.storage.stores.regular_file import NotRegularFile, open_descriptor
+from cairn.storage.stores import local_disk, object_store, regular_file
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Enough for one request to keep a disk busy; a multiple of every disk's block."""
 _ALONE_BYTES = 1024 * 1024
 """Smaller chunks are gathered: a request costs more than copying them."""
+_ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
 def forget_cached_bytes(path: Path) -> None:
@@ -77,11 +77,11 @@ class LocalStore(object_store.ObjectStore):
     def _reading(self, key: str) -> Iterator[FileIO]:
         path = self.local_path(key)
         try:
-            with os.fdopen(open_descriptor(path), "rb", buffering=0) as file:
+            with os.fdopen(regular_file.open_descriptor(path), "rb", buffering=0) as file:
                 yield file
-        except NotRegularFile as foreign:
+        except regular_file.NotRegularFile as foreign:
             raise IntegrityError(f"{path}: is not a regular file; remove it") from foreign
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
+        except (*_ABSENT, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
         except OSError as error:
             raise local_disk.store_error(error, f"{self.url}/{key}: cannot read") from error
@@ -133,9 +133,8 @@ class LocalStore(object_store.ObjectStore):
         return size_bytes
 
     def keys(self, prefix: str) -> list[str]:
-        return sorted(
-            f"{folder}/{name}" for folder, names in self._walk(prefix) for name in names if object_store.is_key(name)
-        )
+        found = ((folder, name) for folder, names in self._walk(prefix) for name in names)
+        return sorted(f"{folder}/{name}" for folder, name in found if object_store.is_key(name))
 
     def folders(self, prefix: str) -> list[str]:
         return sorted(f"{prefix}/{entry.name}" for entry in self._scan(prefix) if entry.is_dir())
@@ -145,17 +144,14 @@ class LocalStore(object_store.ObjectStore):
         return f"{prefix}/{min(names)}" if names else None
 
     def size(self, key: str) -> int | None:
-        with (
-            local_disk.convert_errors(f"{self.url}/{key}: cannot stat"),
-            suppress(FileNotFoundError, NotADirectoryError),
-        ):
+        with local_disk.convert_errors(f"{self.url}/{key}: cannot stat"), suppress(*_ABSENT):
             found = self.local_path(key).stat()
             return found.st_size if stat.S_ISREG(found.st_mode) else None
         return None
 
     def age_seconds(self, key: str) -> float | None:
         """Return the seconds between the object's time and that of a file made now beside it, on one server's clock."""
-        with suppress(FileNotFoundError, NotADirectoryError, StoreUnavailable):
+        with suppress(*_ABSENT, StoreUnavailable):
             written = self.local_path(key).stat().st_mtime
             with self._temporary_file(self._writable_path(key)) as (file, _):
                 return os.fstat(file.fileno()).st_mtime - written
@@ -204,18 +200,14 @@ class LocalStore(object_store.ObjectStore):
 
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
         path, problem = self.local_path(prefix), f"{self.url}/{prefix}: cannot list"
-        with (
-            local_disk.convert_errors(problem),
-            suppress(FileNotFoundError, NotADirectoryError),
-            os.scandir(path) as entries,
-        ):
+        with local_disk.convert_errors(problem), suppress(*_ABSENT), os.scandir(path) as entries:
             return [entry for entry in entries if object_store.is_key(entry.name)]
         return []
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, list[str]]]:
         def refuse(error: OSError) -> None:
             # An absent folder holds nothing; one that cannot be listed could hold anything.
-            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            if not isinstance(error, _ABSENT):
                 raise local_disk.store_error(error, f"{self.url}: cannot list {error.filename}") from error
 
         for folder, folders, names in os.walk(self.local_path(prefix), onerror=refuse):
@@ -230,16 +222,19 @@ class LocalStore(object_store.ObjectStore):
 
     @contextmanager
     def _temporary_file(self, path: Path, is_full: bool = False) -> Iterator[tuple[BinaryIO, Path]]:
-        temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-        open_file = self._open_reserve if is_full else self._open_temporary
+        temporary, problem = path.parent / f".{path.name}.{uuid.uuid4().hex}", f"{self.url}: cannot write {path.name}"
         try:
-            with local_disk.convert_errors(f"{self.url}: cannot write {path.name}"), open_file(temporary) as file:
+            with local_disk.convert_errors(problem), self._open_temporary(temporary, is_full) as file:
                 yield file, temporary
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
-    def _open_temporary(self, temporary: Path) -> BinaryIO:
+    def _open_temporary(self, temporary: Path, is_full: bool) -> BinaryIO:
+        if is_full:
+            if local_disk.take_reserve(self._root, temporary):
+                return open(temporary, "r+b")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         # A concurrent `delete` of the last object may remove the folder between the two calls; eight of them, each as
         # busy as this one, have done so nine times in a row.
         for _ in range(100):
@@ -247,11 +242,6 @@ class LocalStore(object_store.ObjectStore):
             with suppress(FileNotFoundError):
                 return open(temporary, "xb", opener=local_disk.open_0664)
         return open(temporary, "xb", opener=local_disk.open_0664)
-
-    def _open_reserve(self, temporary: Path) -> BinaryIO:
-        if not local_disk.take_reserve(self._root, temporary):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return open(temporary, "r+b")
 
     def _make_folder(self, folder: Path) -> None:
         # The process that made a folder may have died before it synced its name: each process does so once.

@@ -8,11 +8,13 @@ import hashlib
 import random
 import re
 import time
+import tomllib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -120,6 +122,12 @@ class ObjectStore(Protocol):
         """Return the object's file if the store is a local disk, else None."""
         check_key(key)
         return None
+
+
+@cache
+def advice() -> Mapping[str, Mapping[str, str]]:
+    """Return the texts for errors that a retry cannot mend, by kind of store and the store's own words."""
+    return tomllib.loads(Path(__file__).with_name("advice.toml").read_text(encoding="utf-8"))
 
 
 def check_key(key: str) -> str:

@@ -15,39 +15,9 @@ from typing import Any, TypeVar
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreFull, StoreRefused, StoreUnavailable
 from cairn.storage.stores import object_store, redaction
-from cairn.storage.stores.ranged_read import Fetched
+from cairn.storage.stores.ranged_store import Fetched
 
 T = TypeVar("T")
-_ADVICE = {
-    "create the bucket, or name another one in --store": "NoSuchBucket",
-    "correct the bucket's name in --store": "InvalidBucketName ParamValidationError",
-    "allow these credentials s3:GetObject, PutObject, DeleteObject, ListBucket, AbortMultipartUpload, "
-    "ListBucketMultipartUploads and ListMultipartUploadParts here, or use others": (
-        "AccessDenied AllAccessDisabled 403 Forbidden"
-    ),
-    "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE and AWS_ENDPOINT_URL": (
-        "InvalidAccessKeyId SignatureDoesNotMatch"
-    ),
-    "the credentials have expired or are not valid here: renew them and run the same command again": (
-        "ExpiredToken InvalidToken TokenRefreshRequired CredentialRetrievalError TokenRetrievalError "
-        "UnauthorizedSSOTokenError SSOTokenLoadError"
-    ),
-    "set this machine's clock": "RequestTimeTooSkewed",
-    "set AWS_REGION to the bucket's region": (
-        "PermanentRedirect 301 AuthorizationHeaderMalformed IllegalLocationConstraintException InvalidRegionError"
-    ),
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE": "NoCredentialsError PartialCredentialsError",
-    "correct AWS_PROFILE, or unset it": "ProfileNotFound",
-    "correct the AWS configuration file": "ConfigParseError",
-    "this server cannot do what the store needs: choose another one": "NotImplemented 501",
-    "correct AWS_ENDPOINT_URL: it must be http(s)" + "://host[:port]": "InvalidEndpoint EndpointResolutionError",
-}
-_REFUSED = {code: advice for advice, codes in _ADVICE.items() for code in codes.split()}
-_FULL = (
-    *("QuotaExceeded", "StorageQuotaExceeded", "InsufficientStorage", "InsufficientCapacity", "507"),
-    *("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "EDQUOT", "ENOSPC"),
-)
-"""Codes for a full bucket, user or disk: of Ceph, MinIO and servers on top of a file system; 507 without a body."""
 _BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CONNECTIONS = 32
 ANSWER_SECONDS, SILENCE_SECONDS = 10.0, 60.0
@@ -70,14 +40,17 @@ def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
     silence = "no answer in time" if isinstance(error, TimeoutError) else "no message"
     message = " ".join(str(error).split()) or silence
     problem = redaction.redact(f"{where}: cannot {action}: {code}: {message}")
-    if code in _FULL:
+    if code in object_store.advice()["s3_full"]["codes"].split():
         return StoreFull(f"{problem} (the store or its quota is full; free space and run the same command again)")
     if (bundle := next(filter(os.environ.get, _BUNDLES), "")) and code in ("HTTPClientError", "SSLError"):
         cause = getattr(error, "kwargs", {}).get("error")
         if code == "SSLError" or isinstance(cause, FileNotFoundError | PermissionError | ssl.SSLError):
             rule = "must be a readable PEM file of certificates, one of which vouches for the server's"
             return StoreRefused(f"{problem}; {bundle} = {os.environ[bundle]!r}: {rule}")
-    return StoreRefused(f"{problem}; {_REFUSED[code]}") if code in _REFUSED else StoreUnavailable(problem)
+    for advice, codes in object_store.advice()["s3_refused"].items():
+        if code in codes.split():
+            return StoreRefused(f"{problem}; {advice}")
+    return StoreUnavailable(problem)
 
 
 def error_code(error: BaseException) -> str:
@@ -155,6 +128,15 @@ def upload_seconds(size_bytes: int) -> float:
     return ANSWER_SECONDS + size_bytes / 100_000
 
 
+def wait_for(future: "Future[T]") -> T:
+    """Return the answer to a request; an interrupted wait closes its connection."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
 class S3Bucket:
     """A bucket and its client."""
 
@@ -177,7 +159,7 @@ class S3Bucket:
 
     def request(self, action: str, method: str, *, seconds: float | None = None, **parameters: Any) -> dict[str, Any]:
         """Return the answer to one S3 call within `seconds` or `ANSWER_SECONDS`; `action` names it in errors."""
-        return self._result(self.start_request(action, method, seconds=seconds, **parameters))
+        return wait_for(self.start_request(action, method, seconds=seconds, **parameters))
 
     def start_request(
         self, action: str, method: str, *, seconds: float | None = None, **parameters: Any
@@ -189,7 +171,7 @@ class S3Bucket:
     def fetch(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES, **parameters: Any) -> Fetched:
         """Return the body of one GET; raises IntegrityError once it exceeds `at_most_bytes`."""
         body = self._fetch({"Key": key, **parameters}, at_most_bytes)
-        return self._result(asyncio.run_coroutine_threadsafe(body, self._loop()))
+        return wait_for(asyncio.run_coroutine_threadsafe(body, self._loop()))
 
     async def _call(self, action: str, method: str, seconds: float, parameters: dict[str, Any]) -> dict[str, Any]:
         with self._convert_errors(action, parameters):
@@ -227,10 +209,3 @@ class S3Bucket:
         except Exception as error:
             what = parameters.get("Key") or parameters.get("Prefix") or ""
             raise convert_error(error, action=action, where=f"s3://{self.name}/{what}") from error
-
-    def _result(self, future: "Future[T]") -> T:
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise

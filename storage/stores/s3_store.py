@@ -18,8 +18,8 @@ from itertools import chain
 from typing import Any
 
 from cairn.storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from cairn.storage.stores import object_store, ranged_read, s3_bucket
-from cairn.storage.stores.object_store import PART_BYTES, READ_CHUNK_BYTES, ObjectStore, UnfinishedWrite, is_key
+from cairn.storage.stores import object_store, ranged_store, s3_bucket
+from cairn.storage.stores.object_store import PART_BYTES, UnfinishedWrite, is_key
 
 PAGE_KEYS = 1000
 CONCURRENT_PARTS = 3
@@ -36,32 +36,19 @@ _MARKERS = {
 _RETRY_POLICY = object_store.RetryPolicy()
 
 
-class S3Store(ObjectStore):
+class S3Store(ranged_store.RangedStore):
     """An `ObjectStore` below one prefix of a bucket."""
 
     def __init__(
         self, bucket: s3_bucket.S3Bucket, prefix: str = "", *, retry_policy: object_store.RetryPolicy = _RETRY_POLICY
     ) -> None:
         """Use the objects below `prefix`; every request but that of `create` is retried by itself."""
-        self._bucket, self._retry_policy = bucket, retry_policy
+        self._bucket, self._retry_policy, self._root = bucket, retry_policy, f"s3://{bucket.name}"
         self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-
-    @property
-    def url(self) -> str:
-        return f"s3://{self._bucket.name}/{self._below}".rstrip("/")
 
     def read(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES) -> bytes:
         """Return the object's bytes in one GET; raises ObjectMissing, or IntegrityError for a larger object."""
         return self._retry_policy.call(self._bucket.fetch, self._name(key), at_most_bytes=at_most_bytes).data
-
-    def read_chunks(self, key: str) -> Iterator[bytes]:
-        """Yield ranged GETs, a few ahead, each with retries; IntegrityError if the object is replaced meanwhile."""
-        where, chunk_bytes = f"{self.url}/{key}", READ_CHUNK_BYTES
-        return ranged_read.read_chunks(self._retry_policy, self._fetch_range, self._name(key), where, chunk_bytes)
-
-    def read_range(self, key: str, start: int, into: memoryview) -> int:
-        """Fill `into` from `start` with one ranged GET, with retries; raises ObjectMissing."""
-        return ranged_read.read_range(self._retry_policy, self._fetch_range, self._name(key), start, into)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent, in one PUT; returns False if it exists."""
@@ -89,15 +76,12 @@ class S3Store(ObjectStore):
         self.write(key, bytes(first_parts[0]))
         return len(first_parts[0])
 
-    def keys(self, prefix: str) -> list[str]:
-        """Return all keys below the folder `prefix`, sorted, in one request per thousand."""
-        return sorted(self.sizes(prefix))
-
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the size in bytes of every object below the folder `prefix`, in one request per thousand."""
         return dict(sorted((key, item["Size"]) for key, item in self._objects(prefix)))
 
     def folders(self, prefix: str) -> list[str]:
+        """Return the folders directly below the folder `prefix`, sorted; their objects are not listed."""
         asked = {"Prefix": self._name(prefix) + "/", "MaxKeys": PAGE_KEYS, "Delimiter": "/"}
         pages = self._pages("list_objects_v2", asked)
         found = [folder["Prefix"] for page in pages for folder in page.get("CommonPrefixes", ())]
@@ -108,6 +92,7 @@ class S3Store(ObjectStore):
         return next((key for key, _ in self._objects(prefix, first_page={"MaxKeys": 1}, Delimiter="/")), None)
 
     def size(self, key: str) -> int | None:
+        """Return the object's size in bytes, or None if it is absent."""
         with suppress(ObjectMissing):
             return int(self._request("stat", "head_object", Key=self._name(key))["ContentLength"])
         return None
@@ -162,15 +147,8 @@ class S3Store(ObjectStore):
     def _request(self, action: str, method: str, **parameters: Any) -> dict[str, Any]:
         return self._retry_policy.call(self._bucket.request, action, method, **parameters)
 
-    def _name(self, key: str) -> str:
-        return self._below + object_store.check_key(key)
-
-    def _key(self, name: str) -> str:
-        return name[len(self._below) :]
-
-    def _fetch_range(self, name: str, start: int, etag: str | None = None, size: int = 0) -> ranged_read.Fetched:
+    def _fetch_range(self, name: str, start: int, size: int, etag: str | None = None) -> ranged_store.Fetched:
         condition: dict[str, Any] = {} if etag is None else {"IfMatch": etag}
-        size = size or READ_CHUNK_BYTES
         try:
             return self._bucket.fetch(name, at_most_bytes=size, Range=f"bytes={start}-{start + size - 1}", **condition)
         except s3_bucket.ConditionFailed as changed:
@@ -178,7 +156,7 @@ class S3Store(ObjectStore):
         except StoreUnavailable as error:
             if etag or s3_bucket.error_code(error.__cause__ or error) not in {"InvalidRange", "416"}:
                 raise
-            return ranged_read.Fetched(data=b"", etag="", total_bytes=0)  # an answer, not a fault to wait out
+            return ranged_store.Fetched(data=b"", etag="", total_bytes=0)  # an answer, not a fault to wait out
 
     def _objects(
         self, prefix: str, *, first_page: Mapping[str, Any] | None = None, **parameters: Any
@@ -276,12 +254,7 @@ class _Upload:
         first_answer, failed = [sent], list[StorageError]()
 
         def send() -> Any:
-            answer = first_answer.pop() if first_answer else self._start_part(number, data)
-            try:
-                return answer.result()
-            except BaseException:
-                answer.cancel()
-                raise
+            return s3_bucket.wait_for(first_answer.pop() if first_answer else self._start_part(number, data))
 
         policy = replace(self._retry_policy, on_retry=lambda error, seconds: failed.append(error))
         etag = str(policy.call(send)["ETag"])

@@ -34,7 +34,13 @@ def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> st
 
     Returns why objects cannot be deleted, empty if they can: then retention frees nothing.
     """
-    _delete_left(store)
+    with suppress(StorageError):  # what probes that were killed have left
+        for write in store.unfinished("probe"):
+            if write.age_seconds > _STALE_SECONDS:
+                store.discard(write)
+        for key in store.keys("probe"):
+            if (store.age_seconds(key) or 0.0) > _STALE_SECONDS:
+                store.delete(key)
     folder = f"probe/{uuid.uuid4().hex}"
     with _delete_afterwards(store, f"{folder}/written"):
         store.write(f"{folder}/written", b"written")
@@ -47,13 +53,20 @@ def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> st
             raise _unsound(store, "an object is not there, or is another one, after it was written")
     earlier, later = f"{folder}/1", f"{folder}/2"
     with _delete_afterwards(store, earlier, later):
-        _check_new(store, later)
-        with suppress(StoreUnavailable):
-            if store.create(later, b"second") or _read(store, later) != b"first":
-                raise _unsound(store, f"{_second_succeeded(store)}, {_NOT_ATOMIC}")
-        _check_first(store, folder, later)
-        _check_new(store, earlier)
-        _check_first(store, folder, earlier)
+        for key in (later, earlier):
+            try:
+                store.create(key, b"first")
+            except StoreUnavailable:
+                if _read(store, key) is None:
+                    raise
+            if _read(store, key) != b"first":
+                raise _unsound(store, "an object is not there, or is another one, right after it was created")
+            with suppress(StoreUnavailable):
+                if key == later and (store.create(key, b"second") or _read(store, key) != b"first"):
+                    raise _unsound(store, f"{_second_succeeded(store)}, {_NOT_ATOMIC}")
+            if (found := store.first(folder)) != key:
+                problem = f"lists names out of order or not fresh: the first in {folder} is {found}, must be {key}"
+                raise _unsound(store, problem)
         try:
             store.delete(earlier)
         except StoreUnavailable as refused:
@@ -133,37 +146,10 @@ class _Steps:
         return self._wait
 
 
-def _check_new(store: ObjectStore, key: str) -> None:
-    try:
-        store.create(key, b"first")
-    except StoreUnavailable:
-        if _read(store, key) is None:
-            raise
-    if _read(store, key) != b"first":
-        raise _unsound(store, "an object is not there, or is another one, right after it was created")
-
-
-def _check_first(store: ObjectStore, folder: str, expected: str) -> None:
-    if (found := store.first(folder)) != expected:
-        problem = f"lists names out of order or not fresh: the first in {folder} is {found}, must be {expected}"
-        raise _unsound(store, problem)
-
-
 def _read(store: ObjectStore, key: str) -> bytes | None:
     with suppress(ObjectMissing):
         return store.read(key)
     return None
-
-
-def _delete_left(store: ObjectStore) -> None:
-    """Delete what probes that were killed have left."""
-    with suppress(StorageError):
-        for write in store.unfinished("probe"):
-            if write.age_seconds > _STALE_SECONDS:
-                store.discard(write)
-        for key in store.keys("probe"):
-            if (store.age_seconds(key) or 0.0) > _STALE_SECONDS:
-                store.delete(key)
 
 
 @contextmanager

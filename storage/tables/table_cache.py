@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from cairn.storage.errors import IntegrityError, StorageError
-from cairn.storage.logs import fold_cache, log_entry, run_entries, run_log, run_state, step_log
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores import codec, object_store
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ class TableCache:
             log.refresh()
         except IntegrityError as error:
             unreadable[run_id] = str(error)
-        if log.folded is None or run_id in unreadable:
+        if log.head is None or run_id in unreadable:
             return None
-        stamp = stamp_run(self._store, run_id, log.folded, with_steps=kind.with_steps)
+        stamp = stamp_run(self._store, run_id, log.head, log.state, with_steps=kind.with_steps)
         return stamp, kind.make(run_id, log.state)
 
 
@@ -191,13 +191,12 @@ def find_files(folder: Path, pack: Pack, tables: Collection[str]) -> Mapping[str
 
 
 def stamp_run(
-    store: object_store.ObjectStore, run_id: str, folded: fold_cache.FoldedLog[run_state.RunState], *, with_steps: bool
+    store: object_store.ObjectStore, run_id: str, head: log_entry.ReadEntry, state: run_state.RunState, with_steps: bool
 ) -> RunStamp:
     """Return the stamp of rows that are yet to be made: an entry written meanwhile makes them stale, never wrong."""
-    attempt, owner, head = folded.state.latest_attempt, folded.state.open_attempt, folded.head
-    claim_id = folded.state.attempts[-1].started.claim_id if attempt else ""
+    last, owner = state.attempts[-1].started if state.attempts else None, state.open_attempt
+    attempt, claim_id = (last.attempt, last.claim_id) if last else (0, "")
     size = step_log.step_log_bytes(store, run_log.run_prefix(run_id), attempt, claim_id) if with_steps else None
-    place = owner.started.placement if owner else None
     return RunStamp(
         run_id=run_id,
         seq=head.entry.seq,
@@ -205,7 +204,7 @@ def stamp_run(
         latest_attempt=attempt,
         claim_id=claim_id,
         steps_bytes=size,
-        owner=place,
+        owner=owner.started.placement if owner else None,
     )
 
 

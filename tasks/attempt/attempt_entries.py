@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.model.configuration.data import DataConfig
-from cairn.storage.checkpoints.fork_pin import begin_again
-from cairn.storage.checkpoints.resume_point import newest_verified, quarantine_checkpoint
+from cairn.storage.checkpoints.resume_point import begin_again, newest_verified, quarantine_checkpoint
 from cairn.storage.errors import Fenced, IntegrityError, NothingReadable, ObjectMissing, StorageError
 from cairn.storage.logs import log_entry, run_log, run_state, step_log
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted, DataQuarantined

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from cairn.storage.checkpoints import fork_pin, resume_point
-from cairn.storage.checkpoints.sweep import Finding, SweepPlan, SweepReport, parse_checkpoint_folder, sweep
+from cairn.storage.checkpoints.resume_point import Finding, judge_fork_pin, unpin_entry
+from cairn.storage.checkpoints.sweep import SweepPlan, SweepReport, parse_checkpoint_folder, sweep
 from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
 from cairn.storage.logs import log_entry, registry, run_index, run_state
 from cairn.storage.logs.run_entries import CheckpointPinned, RunDeleted
@@ -190,7 +190,7 @@ def retention_terms(log: RunLog, policy: CheckpointConfig, suite_sha256: str, *,
         except (IntegrityError, WriterTooOld) as error:
             problem = f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted"
             raise IntegrityError(f"{problem}: {error}") from error
-    forks = (fork_pin.judge_fork_pin(log.store, pin, is_dead=pin in dead, writer=writer) for pin in pins if pin.fork)
+    forks = (judge_fork_pin(log.store, pin, is_dead=pin in dead, writer=writer) for pin in pins if pin.fork)
     return RetentionTerms(
         policy=policy,
         suite_sha256=suite_sha256,
@@ -240,7 +240,7 @@ def delete_run(log: RunLog, body: RunDeleted, claimant: Claimant) -> SweepReport
         pins = {pin.pin_id: pin for pin in log.state.pins}
         for finding in plan_retention(terms, log.state, ()).pins:
             if finding.is_over:
-                log.append(partial(resume_point.unpin_entry, pins[finding.key], finding.why), writer=claimant.writer)
+                log.append(partial(unpin_entry, pins[finding.key], finding.why), writer=claimant.writer)
         _refuse(log.run_id, _reasons_of_pins(terms, log.state))
         log.append(partial(_close, log.run_id, body), writer=claimant.writer)
     report = sweep_run(log, CheckpointConfig(), _NO_SUITE)

@@ -217,7 +217,7 @@ class SnapshotWriter:
 
     def __enter__(self) -> "SnapshotWriter":
         (self._folder / TOKENIZER).write_bytes(self._tokenizer.json.encode("utf-8"))
-        self._index = self._stack.enter_context(snapshot_manifest.DocumentIndexWriter(self._folder / DOCUMENTS))
+        self._index = self._stack.enter_context(snapshot_manifest.RowWriter(self._folder / DOCUMENTS))
         schema = token_shard.ShardSchema(tokenizer_sha256=self._tokenizer.sha256, vocab_size=self._tokenizer.vocab_size)
         open_shard = partial(token_shard.ShardWriter, self._folder, shard_tokens=token_shard.DEFAULT_SHARD_TOKENS)
         for split in SPLITS:

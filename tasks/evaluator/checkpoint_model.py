@@ -15,9 +15,9 @@ import torch
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from cairn.model.architectures import adapters, gpt, hugging_face, own_network, published_config
-from cairn.model.configuration.adapters import LoraConfig, adapter_table
+from cairn.model.architectures import adapters, gpt, hugging_face, own_network
 from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import LoraConfig, adapter_table
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import StateMismatch
 from cairn.model.training.train_state import WEIGHT_PREFIX, load_weights
@@ -132,7 +132,7 @@ def write_adapter_directory(
     is_whole = len(adapter_table(model, leaves)) == len(rows)  # else the leaf's name would mean more than these
     document: dict[str, Any] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base}
     document |= {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": 0.0, "bias": "none", "inference_mode": True}
-    document["fan_in_fan_out"] = published_config.require_family(model) == "gpt2"
+    document["fan_in_fan_out"] = hugging_face.require_family(model) == "gpt2"
     document["target_modules"] = leaves if is_whole else [row.theirs for row in rows]
     texts = {"adapter_config.json": encode(document), "README.md": card.encode()}
     _write_directory(folder, texts, "adapter_model.safetensors", arrays)
@@ -177,7 +177,7 @@ def _documents(opened: CheckpointModel, source: weights_source.WeightsSource | N
     for name in (name for name in carried if name.endswith(".json")):
         documents[name] = weights_source.parse_document(name, carried[name])
     begun_from = carried.get(weights_source.CONFIG)
-    documents[weights_source.CONFIG] = published_config.document_of(
+    documents[weights_source.CONFIG] = hugging_face.document_of(
         network.config, ids=network.vocab_size, end_of_text_id=end_id, begun_from=begun_from
     )
     tokenizer = json.loads(opened.snapshot.tokenizer_json)

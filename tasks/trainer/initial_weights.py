@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import load, save
 
-from cairn.model.architectures import published_config
+from cairn.model.architectures import hugging_face
 from cairn.model.architectures.hugging_face import from_hugging_face
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
@@ -90,7 +90,7 @@ class KeptWeights:
 def adopt_network(directory: InitialDirectory, model: ModelConfig) -> ModelConfig:
     """Return [model] as the directory's `config.json` completes it; InvalidInput where a key says something else."""
     with _naming(directory):
-        return published_config.adopt_network(_config(directory.folder), model)
+        return hugging_face.adopt_network(_config(directory.folder), model)
 
 
 def check_directory(directory: InitialDirectory, model: ModelConfig, vocab_size: int) -> None:
@@ -100,7 +100,7 @@ def check_directory(directory: InitialDirectory, model: ModelConfig, vocab_size:
     """
     with _naming(directory):
         found = _config(directory.folder)
-        published_config.check_settings(found, model)
+        hugging_face.check_settings(found, model)
         _weight_files(directory)
         if found.vocab_size != vocab_size and not vocab_size == _own_ids(directory.folder) < found.vocab_size:
             problem = f"the tokenizer has {vocab_size} ids, the weights have {found.vocab_size}"
@@ -142,9 +142,9 @@ def read_initial_weights(store: ObjectStore, sha256: str) -> dict[str, NDArray[n
         raise IntegrityError(f"{promised.key}: {error}") from error
 
 
-def _config(folder: Path) -> published_config.HuggingFaceConfig:
+def _config(folder: Path) -> hugging_face.HuggingFaceConfig:
     try:
-        return published_config.parse_config(read_file(folder / CONFIG))
+        return hugging_face.parse_config(read_file(folder / CONFIG))
     except OSError as error:
         rule = "rule: a directory of save_pretrained"
         raise InvalidInput(f"{CONFIG} cannot be read: {error.strerror}; {rule}") from error

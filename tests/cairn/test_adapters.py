@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from cairn.model.configuration.adapters import adapter_table
+from cairn.model.configuration.training import adapter_table
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore

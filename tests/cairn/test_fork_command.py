@@ -16,7 +16,7 @@ from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.settings import CheckpointConfig
 from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.errors import ConfigDrift, InvalidConfiguration
-from cairn.tasks.policy.run_watch import Continue, Leave, Life, Observed, decide_watch
+from cairn.tasks.policy.run_watch import Life, Observed, WatchAction, decide_watch
 from tests import entries
 from tests.fabricated_run import FabricatedRun
 from tests.writing_run import WritingRun, open_writing_run
@@ -61,7 +61,8 @@ def kept_steps(parent: WritingRun) -> list[int]:
 @pytest.mark.parametrize("owner", Life)
 def test_a_fork_that_nobody_has_started_is_not_trained_by_a_watcher(parent: WritingRun, owner: Life) -> None:
     found = decide_watch(fork(parent), Observed(owner=owner, unchanged_since=0.0), 1e6)
-    assert found == Leave(why=f"forked and never started; `cairn train --run-id {FORK}` starts it")
+    why = f"forked and never started; `cairn train --run-id {FORK}` starts it"
+    assert (found.action, found.why) == (WatchAction.LEFT, why)
 
 
 def test_a_fork_that_was_started_once_is_continued_as_any_run_is(parent: WritingRun) -> None:
@@ -70,7 +71,7 @@ def test_a_fork_that_was_started_once_is_continued_as_any_run_is(parent: Writing
     run.log.refresh()
     run.start()
     found = decide_watch(run.log.state, Observed(owner=Life.GONE, unchanged_since=0.0), 1e6)
-    assert isinstance(found, Continue)
+    assert found.action is WatchAction.CONTINUED
 
 
 def test_a_fork_begins_with_its_parents_checkpoint_and_configuration(parent: WritingRun) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
-from cairn.model.estimates.exchanges import step_exchanges
+from cairn.model.estimates.size_estimate import step_exchanges
 from cairn.storage.checkpoints.checkpoint import read_manifest
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore

@@ -158,7 +158,7 @@ def test_a_torn_download_is_never_used(proxied: CloudServer, store: CloudStore, 
 def test_a_torn_download_goes_on_where_it_broke(
     store: CloudStore, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cairn.storage.stores.cloud_store.READ_CHUNK_BYTES", 50_000)
+    monkeypatch.setattr("cairn.storage.stores.ranged_store.READ_CHUNK_BYTES", 50_000)
     data = os.urandom(5 * 50_000)
     store.write("a/b", data)
     proxy.requests.clear()
@@ -168,7 +168,7 @@ def test_a_torn_download_goes_on_where_it_broke(
 
 
 def test_an_object_replaced_while_it_is_read_is_refused(store: CloudStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.storage.stores.cloud_store.READ_CHUNK_BYTES", 50_000)
+    monkeypatch.setattr("cairn.storage.stores.ranged_store.READ_CHUNK_BYTES", 50_000)
     store.write("a/b", bytes(250_000))
     chunks = store.read_chunks("a/b")
     next(chunks)

@@ -26,8 +26,7 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data.batch_loader import Batch
 from cairn.model.data.sample_order import SampleOrder
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.estimates.exchanges import step_exchanges
-from cairn.model.estimates.size_estimate import PARTS, TrainingPlace, estimate_memory
+from cairn.model.estimates.size_estimate import PARTS, TrainingPlace, estimate_memory, step_exchanges
 from cairn.model.inference.prediction import generate_stream, window_losses
 from cairn.model.training.determinism import make_deterministic
 from cairn.model.training.parallel import Ranks

@@ -7,13 +7,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+from tests.processes.waiting import wait_until
 from tests.programs.gpu import bits, check, wheels
 from tests.programs.gpu.plan import TITLES, Wanted, plan
 from tests.programs.gpu.results import CUT_OFF, DONE, NOT_BEGUN, Outcome, is_good, markdown, read_results
@@ -73,8 +73,15 @@ def test_a_step_killed_at_its_limit_leaves_what_it_had_found() -> None:
 
 def test_a_step_killed_at_its_limit_takes_along_what_left_its_group() -> None:
     killed = run_step(step("setsid sleep 60 & echo $!; wait"), seconds=2.0, log=(log := io.StringIO()))
-    with suppress(psutil.NoSuchProcess):
-        assert psutil.Process(int(log.getvalue())).status() == psutil.STATUS_ZOMBIE  # until its new parent looks
+    left = int(log.getvalue())
+
+    def has_ended() -> bool:
+        try:
+            return psutil.Process(left).status() == psutil.STATUS_ZOMBIE  # until its new parent looks
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_until(has_ended, "its end")
     assert killed.ended.startswith("killed")
 
 

@@ -9,9 +9,8 @@ from pydantic import ValidationError
 
 from cairn.model.architectures import adapters
 from cairn.model.architectures.gpt import GPT
-from cairn.model.configuration.adapters import LoraConfig, adapter_table, count_trained
 from cairn.model.configuration.network import ModelConfig, parameter_table
-from cairn.model.configuration.training import TrainingConfig
+from cairn.model.configuration.training import LoraConfig, TrainingConfig, adapter_table, count_trained
 from cairn.model.errors import InvalidInput, StateMismatch
 from cairn.model.estimates.size_estimate import TrainingPlace, checkpoint_bytes, estimate_memory
 from cairn.model.kernels.head_loss import head_loss, padded_head_loss

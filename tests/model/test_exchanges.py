@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cairn.model.configuration.training import Parallel
-from cairn.model.estimates.exchanges import exchanged_together, step_exchanges
+from cairn.model.estimates.size_estimate import exchanged_together, step_exchanges
 from cairn.model.kernels.block_sizes import EXCHANGE_BYTES
 from cairn.model.training.parallel import Ranks
 from tests.model.rank_legs import Exchanges, Leg, read_seen, train_legs

@@ -7,9 +7,14 @@ import pytest
 import torch
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.architectures.hugging_face import from_hugging_face
+from cairn.model.architectures.hugging_face import (
+    HuggingFaceConfig,
+    check_settings,
+    config_of,
+    from_hugging_face,
+    parse_config,
+)
 from cairn.model.architectures.hugging_face import to_hugging_face as converted
-from cairn.model.architectures.published_config import HuggingFaceConfig, check_settings, config_of, parse_config
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
 

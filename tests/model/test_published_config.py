@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cairn.model.architectures.published_config import adopt_network, document_of, parse_config
+from cairn.model.architectures.hugging_face import adopt_network, document_of, parse_config
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
 from cairn.model.estimates.size_estimate import count_parameters

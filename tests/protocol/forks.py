@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from cairn.storage.checkpoints.checkpoint import checkpoint_target
-from cairn.storage.checkpoints.fork_pin import open_fork
-from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint
+from cairn.storage.checkpoints.resume_point import new_pin, open_fork, pin_checkpoint
 from cairn.storage.logs.log_entry import ForkOrigin
 from cairn.storage.logs.run_entries import CheckpointPinned, RunOpened
 from tests import entries

@@ -13,16 +13,15 @@ from uuid import uuid4
 import pytest
 
 import cairn.storage.checkpoints.checkpoint as checkpoint
-import cairn.storage.checkpoints.fork_pin as fork_pin
 import cairn.storage.checkpoints.resume_point as resume_point
 import cairn.storage.checkpoints.sweep as sweep
 import cairn.tasks.attempt.attempt_entries as attempt_entries
 import cairn.tasks.checkpoints.promotion as promotion
 import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
-from cairn.storage.checkpoints.sweep import Finding
+from cairn.storage.checkpoints.resume_point import Finding
 from cairn.storage.errors import NotDurable, ObjectMissing, StoreUnavailable
-from cairn.storage.logs.fold_cache import FoldedLog, LogFold, decode_history
+from cairn.storage.logs.fold_cache import LogFold, decode_history
 from cairn.storage.logs.log_entry import (
     FORMAT_VERSION,
     CheckpointReference,
@@ -165,7 +164,7 @@ def sweep_of_a_live_attempt(patch: pytest.MonkeyPatch) -> None:
 def fold_cache_trusted(patch: pytest.MonkeyPatch) -> None:
     """The cached fold is believed if it can be decoded, whatever log it was folded from."""
 
-    def read(self: LogFold[RunState]) -> FoldedLog[RunState] | None:
+    def read(self: LogFold[RunState]) -> tuple[ReadEntry, RunState] | None:
         try:
             line, _, state = self._log.store.read(self.fold_key).partition(b"\n")
         except ObjectMissing:
@@ -173,7 +172,7 @@ def fold_cache_trusted(patch: pytest.MonkeyPatch) -> None:
         head = self._log.read(decode(line, dict, where=self.fold_key)["seq"])
         if head is None:
             return None
-        return FoldedLog(head=head, state=decode(state, RunState, where=self.fold_key, hook=decode_history))
+        return head, decode(state, RunState, where=self.fold_key, hook=decode_history)
 
     patch.setattr(LogFold, "read_fold", read)
 
@@ -215,7 +214,7 @@ def fsync_error_swallowed(patch: pytest.MonkeyPatch) -> None:
 
 def quarantine_without_reread(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint that failed one read is quarantined."""
-    patch.setattr(resume_point.checkpoint_shard, "READ_TRIES", 1)
+    patch.setattr(resume_point, "READ_TRIES", 1)
 
 
 def deletion_without_a_check(patch: pytest.MonkeyPatch) -> None:
@@ -249,18 +248,18 @@ def shared_pin(patch: pytest.MonkeyPatch) -> None:
 
 def fork_judged(over: Callable[[RunState, bool], object]) -> Patch:
     """Return the mistake that the pin of a fork ends too early: by its state, or because its maker is dead."""
-    judge = fork_pin._judge
+    judge = resume_point._judge
 
     def judge_early(pin: CheckpointPinned, state: RunState, *, is_abandoned: bool) -> tuple[bool, str]:
         is_over, why = judge(pin, state, is_abandoned=is_abandoned)
         return is_over or bool(over(state, is_abandoned)), why
 
-    return lambda patch: patch.setattr(fork_pin, "_judge", judge_early)
+    return lambda patch: patch.setattr(resume_point, "_judge", judge_early)
 
 
 def fork_without_a_pin(patch: pytest.MonkeyPatch) -> None:
     """A fork is opened, and starts over, without a pin in its parent's log."""
-    patch.setattr(fork_pin, "pin_checkpoint", lambda log, pin, *, writer: True)
+    patch.setattr(resume_point, "pin_checkpoint", lambda log, pin, *, writer: True)
 
 
 _FORK_KEEPS = ("a fork keeps its beginning",)

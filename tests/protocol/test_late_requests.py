@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import cairn.storage.checkpoints.fork_pin as fork_pin
+import cairn.storage.checkpoints.resume_point as resume_point
 from tests.full_amount import FULL
 from tests.protocol import commuting, processes
 from tests.protocol.commuting import RecordingStore
@@ -126,6 +126,6 @@ def test_a_sweep_that_closes_nothing_is_caught(tmp_path: Path, quick: pytest.Mon
     sent = next(
         item for item in sent_in("fork", tmp_path, everything=True) if item.request[1][0].startswith("runs/twin/")
     )
-    quick.setattr(fork_pin, "_abandoned", lambda pin, state: None)
+    quick.setattr(resume_point, "_abandoned", lambda pin, state: None)
     with pytest.raises(Violation, match=r"a fork keeps its beginning|a fork goes on"):
         arrive(sent, processes.sweep, moments(sent, processes.sweep))

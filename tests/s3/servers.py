@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.stores.s3_bucket import S3Bucket
+from cairn.storage.stores.s3_bucket import S3Bucket, wait_for
 from tests.s3.ceph_server import PROGRAMS
 
 HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ class S3Server:
         """Return a client of the bucket that keeps its way here whatever the environment becomes."""
         with aws_environment(self.environment(endpoint)):
             bucket = S3Bucket(name)
-            bucket._result(bucket.start_request("connect", "list_buckets", seconds=_CONNECT_SECONDS))
+            wait_for(bucket.start_request("connect", "list_buckets", seconds=_CONNECT_SECONDS))
             return bucket
 
 

@@ -165,7 +165,7 @@ def test_a_torn_download_is_never_used(proxied_bucket: S3Bucket, store: S3Store,
 def test_a_torn_download_goes_on_where_it_broke(
     store: S3Store, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cairn.storage.stores.s3_store.READ_CHUNK_BYTES", 50_000)
+    monkeypatch.setattr("cairn.storage.stores.ranged_store.READ_CHUNK_BYTES", 50_000)
     data = os.urandom(5 * 50_000)
     store.write("a/b", data)
     proxy.requests.clear()

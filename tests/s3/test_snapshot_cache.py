@@ -11,33 +11,16 @@ import pytest
 
 from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot
-from cairn.storage.snapshots.snapshot_manifest import (
-    DocumentIndexWriter,
-    SnapshotManifest,
-    SnapshotSource,
-    SnapshotSplits,
-    SplitSize,
-)
-from cairn.storage.snapshots.token_shard import ShardWriter
 from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from tests.s3.servers import S3Server
+from tests.storage.staged_snapshot import manifest_of, stage_snapshot
 
 TOKENS = 200_000
 SHARD_TOKENS = 20_000
 TEXT = np.random.default_rng(0).integers(0, 60_000, TOKENS)
-MANIFEST = SnapshotManifest(
-    version=1,
-    tokenizer_sha256=sha256(b"{}"),
-    vocab_size=60_000,
-    end_of_text_id=256,
-    val_fraction=0.1,
-    splits=SnapshotSplits(
-        train=SplitSize(documents=1, tokens=TOKENS, bytes=1), val=SplitSize(documents=1, tokens=20, bytes=1)
-    ),
-    sources=(SnapshotSource(name="a", bytes=2, sha256="cd" * 32, unit="whole file", documents=2),),
-)
+MANIFEST = manifest_of(train=TOKENS, val=20, vocab_size=60_000)
 READS_ALL = """
 import sys
 from pathlib import Path
@@ -56,15 +39,8 @@ def store(direct_bucket: S3Bucket) -> S3Store:
 
 @pytest.fixture
 def snapshot_id(store: S3Store, tmp_path: Path) -> str:
-    folder = tmp_path / "staged"
-    folder.mkdir()
-    (folder / TOKENIZER).write_bytes(b"{}")
-    for split, tokens in (("train", TOKENS), ("val", 20)):
-        with ShardWriter(folder, split, MANIFEST.shard_schema, shard_tokens=SHARD_TOKENS) as writer:
-            writer.append(TEXT[:tokens])
-    with DocumentIndexWriter(folder / DOCUMENTS):
-        pass
-    return publish_snapshot(store, folder, MANIFEST)[0]
+    staged = stage_snapshot(tmp_path / "staged", MANIFEST, text=TEXT, shard_tokens=SHARD_TOKENS, rows=())
+    return publish_snapshot(store, staged, MANIFEST)[0]
 
 
 def held_bytes(cache: Path) -> int:

@@ -19,8 +19,8 @@ from cairn.storage.errors import IntegrityError
 from cairn.storage.snapshots.parquet_process import read_parquet
 from cairn.storage.snapshots.snapshot_manifest import (
     STARTS,
-    DocumentIndexWriter,
     DocumentRow,
+    RowWriter,
     TokenSpan,
     documents_between,
 )
@@ -118,7 +118,7 @@ def test_a_frame_that_asks_for_a_window_of_two_gigabytes_is_refused(tmp_path: Pa
 
 def test_a_document_index_in_a_hostile_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "documents.parquet"
-    with DocumentIndexWriter(path) as index:
+    with RowWriter(path) as index:
         index.extend([astuple(DocumentRow(source="a", offset_bytes=0, bytes=1, tokens=1, split="train", sha256="b"))])
     table = parquet.read_table(path)
     long = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["a" * 20 * MEGABYTE]))

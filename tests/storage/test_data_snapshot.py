@@ -1,6 +1,6 @@
 import threading
 from collections.abc import Iterable
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,49 +8,25 @@ import pyarrow.parquet as parquet
 import pytest
 
 from cairn.storage.errors import IntegrityError, ObjectMissing
-from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot, read_manifest
+from cairn.storage.snapshots.data_snapshot import DOCUMENTS, open_snapshot, publish_snapshot, read_manifest
 from cairn.storage.snapshots.snapshot_manifest import (
-    SNAPSHOT_VERSION,
-    DocumentIndexWriter,
     DocumentRow,
     SnapshotGroup,
     SnapshotManifest,
     SnapshotObject,
-    SnapshotSource,
-    SnapshotSplits,
-    SplitSize,
 )
-from cairn.storage.snapshots.token_shard import ShardWriter
 from cairn.storage.stores.codec import decode, encode, sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from tests.memory_store import MemoryStore
+from tests.storage.staged_snapshot import ROW, manifest_of, stage_snapshot
 
-ROW = DocumentRow(source="a.txt", offset_bytes=3, bytes=400, tokens=100, split="train", sha256="ab" * 32)
-MANIFEST = SnapshotManifest(
-    version=SNAPSHOT_VERSION,
-    tokenizer_sha256=sha256(b"{}"),
-    vocab_size=300,
-    end_of_text_id=256,
-    val_fraction=0.1,
-    splits=SnapshotSplits(
-        train=SplitSize(documents=1, tokens=100, bytes=400), val=SplitSize(documents=1, tokens=10, bytes=25)
-    ),
-    sources=(SnapshotSource(name="a.txt", bytes=425, sha256="cd" * 32, unit="whole file", documents=2),),
-)
+MANIFEST = manifest_of(train=100, val=10)
 
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Path:
-    folder = tmp_path / "staged"
-    folder.mkdir()
-    (folder / TOKENIZER).write_bytes(b"{}")
-    for split, tokens in (("train", 100), ("val", 10)):
-        with ShardWriter(folder, split, MANIFEST.shard_schema, shard_tokens=64) as writer:
-            writer.append(np.arange(tokens))
-    with DocumentIndexWriter(folder / DOCUMENTS) as index:
-        index.extend([astuple(ROW)])
-    return folder
+    return stage_snapshot(tmp_path / "staged", MANIFEST)
 
 
 @pytest.fixture(params=["memory", "local"])

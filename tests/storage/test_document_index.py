@@ -11,7 +11,6 @@ from cairn.storage.snapshots.parquet_process import read_parquet
 from cairn.storage.snapshots.snapshot_manifest import (
     REJECTED_SCHEMA,
     SPLITS,
-    DocumentIndexWriter,
     DocumentPlace,
     DocumentRow,
     RejectedRow,
@@ -37,7 +36,7 @@ def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(path: Path, rows: Iterable[DocumentRow] = ROWS) -> Path:
-    with DocumentIndexWriter(path) as index:
+    with RowWriter(path) as index:
         for item in rows:
             index.extend([astuple(item)])
     return path
@@ -59,7 +58,7 @@ def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_once", [2, 3, 4, 9, 25])
 def test_rows_added_many_at_once_give_the_same_bytes(tmp_path: Path, at_once: int) -> None:
     rows = [astuple(item) for item in ROWS]
-    with DocumentIndexWriter(tmp_path / "many") as index:
+    with RowWriter(tmp_path / "many") as index:
         for first in range(0, len(rows), at_once):
             index.extend(rows[first : first + at_once])
     assert (tmp_path / "many").read_bytes() == write(tmp_path / "one by one").read_bytes()

@@ -7,7 +7,7 @@ import pytest
 
 from cairn.storage.errors import IntegrityError, StoreUnavailable
 from cairn.storage.logs import run_log as run_log_module
-from cairn.storage.logs.fold_cache import FOLD_VERSION, FoldedLog
+from cairn.storage.logs.fold_cache import FOLD_VERSION
 from cairn.storage.logs.log_entry import entry_name
 from cairn.storage.logs.run_log import fold
 from cairn.storage.logs.run_state import RunState
@@ -97,10 +97,9 @@ def test_a_cache_of_another_log_is_ignored(cached: ObjectStore) -> None:
 
 def test_a_cache_whose_fold_disagrees_with_the_entrys_writer_is_ignored(cached: ObjectStore) -> None:
     log = run_log(cached)
-    state, head = log.refresh(), log._head
+    state, head = log.refresh(), log.head
     assert head is not None
-    wrong = FoldedLog(head=head, state=replace(state, live_checkpoints=state.live_checkpoints[:1]))
-    run_log(cached).write_fold(wrong)
+    run_log(cached).write_fold(head, replace(state, live_checkpoints=state.live_checkpoints[:1]))
     assert run_log(cached).refresh() == state
 
 

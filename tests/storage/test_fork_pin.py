@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from cairn.storage.checkpoints.fork_pin import open_fork
-from cairn.storage.checkpoints.resume_point import new_pin, newest_verified, pin_checkpoint, quarantine_checkpoint
+from cairn.storage.checkpoints.resume_point import (
+    new_pin,
+    newest_verified,
+    open_fork,
+    pin_checkpoint,
+    quarantine_checkpoint,
+)
 from cairn.storage.errors import IntegrityError, NothingReadable
 from cairn.storage.logs.log_entry import CheckpointReference, ForkOrigin, this_writer
 from cairn.storage.logs.run_entries import AttemptStarted, CheckpointPinned, Placement, RunOpened

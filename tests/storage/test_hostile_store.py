@@ -9,14 +9,15 @@ import pytest
 from cairn.storage.checkpoints.checkpoint import load_checkpoint, read_manifest
 from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy
 from cairn.storage.checkpoints.payload import MANIFEST_VERSION
-from cairn.storage.checkpoints.sweep import Finding, SweepPlan, sweep
+from cairn.storage.checkpoints.resume_point import Finding
+from cairn.storage.checkpoints.sweep import SweepPlan, sweep
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs.log_entry import CheckpointReference, EntryLog, entry_name
 from cairn.storage.logs.registry import list_aliases
 from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointSuperseded
 from cairn.storage.logs.run_index import list_run_ids
 from cairn.storage.logs.run_state import AttemptRecord, RunState
-from cairn.storage.logs.step_log import heartbeat_key, parse_step_records, read_heartbeat, read_step_records
+from cairn.storage.logs.step_log import heartbeat_key, read_heartbeat, read_step_records, records_of
 from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key
@@ -141,7 +142,7 @@ def test_a_file_with_a_foreign_name_is_not_the_newest_entry(tmp_path: Path) -> N
     ids=["deep", "deep-and-closed", "not-utf-8", "huge-number", "null", "long"],
 )
 def test_a_hostile_step_record_is_left_out(line: bytes) -> None:
-    assert list(parse_step_records(line + b"\n" + line)) == []
+    assert records_of(1, line + b"\n" + line) == []
 
 
 def test_step_records_of_any_size_are_refused_in_bounded_memory(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def bucket(request: pytest.FixtureRequest) -> S3Bucket:
 def remote(bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """A prefix of its own for each test, without retries, in the smallest parts S3 allows and in small pieces."""
     monkeypatch.setattr("cairn.storage.stores.s3_store.PART_BYTES", SMALL_PART_BYTES)
-    monkeypatch.setattr("cairn.storage.stores.s3_store.READ_CHUNK_BYTES", SMALL_READ_BYTES)
+    monkeypatch.setattr("cairn.storage.stores.ranged_store.READ_CHUNK_BYTES", SMALL_READ_BYTES)
     return S3Store(bucket, uuid.uuid4().hex, retry_policy=RetryPolicy(tries=1))
 
 

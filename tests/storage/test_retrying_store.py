@@ -7,7 +7,7 @@ import pytest
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from cairn.storage.stores.object_store import RetryPolicy
-from cairn.storage.stores.ranged_read import Fetched
+from cairn.storage.stores.ranged_store import Fetched
 from cairn.storage.stores.s3_store import S3Store
 from tests.storage.store_operations import OPERATIONS
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -18,33 +17,15 @@ from cairn.storage.snapshots.data_snapshot import (
     open_snapshot,
     publish_snapshot,
 )
-from cairn.storage.snapshots.snapshot_manifest import (
-    DocumentIndexWriter,
-    DocumentRow,
-    SnapshotManifest,
-    SnapshotSource,
-    SnapshotSplits,
-    SplitSize,
-)
-from cairn.storage.snapshots.token_shard import ShardWriter
 from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from tests.memory_store import MemoryStore
+from tests.storage.staged_snapshot import manifest_of, stage_snapshot
 
 BLOCK = 8
 SHARDS = ("train-00000.arrow", "train-00001.arrow", "val-00000.arrow")
-MANIFEST = SnapshotManifest(
-    version=1,
-    tokenizer_sha256=sha256(b"{}"),
-    vocab_size=300,
-    end_of_text_id=256,
-    val_fraction=0.1,
-    splits=SnapshotSplits(
-        train=SplitSize(documents=1, tokens=100, bytes=400), val=SplitSize(documents=1, tokens=20, bytes=25)
-    ),
-    sources=(SnapshotSource(name="a.txt", bytes=425, sha256="cd" * 32, unit="whole file", documents=2),),
-)
+MANIFEST = manifest_of(train=100, val=20)
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -54,15 +35,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture
 def snapshot_id(store: ObjectStore, tmp_path: Path) -> str:
-    folder = tmp_path / "staged"
-    folder.mkdir()
-    (folder / TOKENIZER).write_bytes(b"{}")
-    for split, tokens in (("train", 100), ("val", 20)):
-        with ShardWriter(folder, split, MANIFEST.shard_schema, shard_tokens=64) as writer:
-            writer.append(np.arange(tokens))
-    with DocumentIndexWriter(folder / DOCUMENTS) as index:
-        index.extend([astuple(DocumentRow(source="a", offset_bytes=0, bytes=1, tokens=100, split="train", sha256="a"))])
-    return publish_snapshot(store, folder, MANIFEST)[0]
+    return publish_snapshot(store, stage_snapshot(tmp_path / "staged", MANIFEST), MANIFEST)[0]
 
 
 def flipped(store: ObjectStore, key: str) -> Iterator[int]:

@@ -15,10 +15,10 @@ from cairn.storage.logs.step_log import (
     StepRecord,
     StepSample,
     StepTail,
-    parse_step_records,
     read_last_record,
     read_newest_records,
     read_step_records,
+    records_of,
     step_log_bytes,
     step_log_key,
 )
@@ -141,7 +141,7 @@ def test_step_records_that_a_full_disk_did_not_take_are_written_with_a_later_one
     monkeypatch.setattr(log, "_file", full)
     for step in (1, 2, 3, 4):
         log.write(record(step))
-    assert list(parse_step_records(full.data)) == [record(step) for step in (1, 2, 3, 4)]
+    assert records_of(1, full.data) == [record(step) for step in (1, 2, 3, 4)]
 
 
 def test_a_remote_store_gets_each_line_once(open_log: Callable[..., StepLog]) -> None:

@@ -11,8 +11,7 @@ import torch
 from safetensors import safe_open
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.architectures.hugging_face import to_hugging_face
-from cairn.model.architectures.published_config import check_settings, parse_config
+from cairn.model.architectures.hugging_face import check_settings, parse_config, to_hugging_face
 from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig, parameter_table
 from cairn.model.data.tokenizer import Tokenizer

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cairn.storage.checkpoints.sweep import Finding, SweepPlan
+from cairn.storage.checkpoints.resume_point import Finding
+from cairn.storage.checkpoints.sweep import SweepPlan
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import RegistryState
 from cairn.storage.logs.run_entries import (

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from cairn.flows.orchestrator.run_notices import all_receivers
 from cairn.flows.run import active_run, run_decisions
 from cairn.reports.errors import ReportError
 from cairn.reports.exporters import exporters
+from cairn.reports.exporters.tracking_tools import TensorBoardExporter
 from cairn.reports.notices.notice import silent_notice
 from cairn.reports.pages.report_pages import markdown_report
 from cairn.reports.pages.run_report import gather_report
@@ -184,8 +186,15 @@ def a_folder_that_tensorboard_reads(bench: Bench) -> None:
 @acts("exporters.wandb")
 def a_folder_for_wandb(bench: Bench) -> None:
     with bench.flow.opened("exporters.wandb=board") as run:
-        (exporter,) = exporters._make_exporters(run.log, run.config.exporters, {})
-    assert vars(exporter)["_folder"] == bench.flow.folder / "board"
+        made = list[Path]()
+
+        def noted(folder: Path, run_id: str) -> TensorBoardExporter:
+            made.append(folder)
+            return TensorBoardExporter(folder, run_id, run.log.store.url)
+
+        bench.patch.setattr("cairn.reports.exporters.tracking_tools.WandbExporter", noted)
+        with exporters.run_exporters(run.log, run.config.exporters, {}, lambda line: None):
+            assert made == [bench.flow.folder / "board"]
 
 
 @acts("preemption.metadata")

@@ -9,7 +9,7 @@ CLOUDS = "tests/clouds/test_cloud_faults.py"
 SWEEP = "storage/checkpoints/sweep.py"
 OVERTAKEN = "tests/storage/test_sweep.py::test_a_superseding_that_lost_its_number_to_an_evaluation_is_decided_again"
 FACTS = "tests/storage/test_manifest_facts.py"
-FORK_PIN = "storage/checkpoints/fork_pin.py"
+FORK_PIN = "storage/checkpoints/resume_point.py"
 FORK_TESTS = "tests/storage/test_fork_pin.py"
 
 STORAGE_MUTANTS = (
@@ -107,8 +107,8 @@ STORAGE_MUTANTS = (
     mutant(
         "checksum-not-compared",
         "storage/logs/log_entry.py",
-        "    _check_sum(data, entry, where)\n",
-        "",
+        "elif entry.checksum != (found := _checksum_of(data)):",
+        "elif (found := _checksum_of(data)) is None:",
         f"{CHECKSUM}::test_a_flipped_bit_in_the_newest_entry_is_refused_by_name_and_nothing_is_written",
     ),
     mutant(

@@ -396,7 +396,7 @@ TRAINING_MUTANTS = (
     mutant(
         "order-of-a-fork-ignores-its-sources",
         "model/data/sample_order.py",
-        "        own += ahead[chosen]\n",
+        "            own += ahead[chosen]\n",
         "",
         "tests/model/test_order_of_fork.py::"
         "test_a_fork_with_other_weights_goes_on_in_each_source_where_its_parent_stopped",

@@ -16,7 +16,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from cairn.storage.logs.fold_cache import FoldedLog
 from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name
 from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, CheckpointDeleted, CheckpointSuperseded
 from cairn.storage.logs.run_log import FOLD_EVERY_ENTRIES, RunLog, fold
@@ -85,7 +84,7 @@ def write_log(store: LocalStore, entries: int, *, keep_all: bool) -> dict[str, f
             (folder / entry_name(seq)).write_bytes(data)
         if seq and seq % FOLD_EVERY_ENTRIES == 0:
             began = time.perf_counter()
-            cache.write_fold(FoldedLog(head=ReadEntry(entry=entry, sha256=prev), state=state))
+            cache.write_fold(ReadEntry(entry=entry, sha256=prev), state)
             spent["cache"] += time.perf_counter() - began
     assert len(state.refused) == 0
     return {"entries": seq + 1, **spent}

@@ -25,7 +25,7 @@ import pyarrow as pa
 from cairn.reports.queries.run_query import answer_query
 from cairn.reports.queries.run_status import RunPhase
 from cairn.reports.queries.run_tables import LOG_TABLES, columns, make_log_rows, schema_digest
-from cairn.storage.logs.fold_cache import FoldedLog, History
+from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, ReadEntry, Writer, entry_name
 from cairn.storage.logs.run_entries import CheckpointCommitted, Decision, Placement, RunOpened
 from cairn.storage.logs.run_log import RunLog
@@ -137,8 +137,8 @@ def _attempt(attempt: int, at: datetime, config: Any, resumed: Any, chance: rand
     )
 
 
-def head_of(store: LocalStore, run_id: str, state: RunState, seq: int) -> FoldedLog[RunState]:
-    """Write the entry the log of the run ends in; return the fold up to it."""
+def head_of(store: LocalStore, run_id: str, state: RunState, seq: int) -> ReadEntry:
+    """Write the entry the log of the run ends in, and return it."""
     entry = Entry(
         version=FORMAT_VERSION,
         seq=seq,
@@ -153,7 +153,7 @@ def head_of(store: LocalStore, run_id: str, state: RunState, seq: int) -> Folded
     data, path = encode(entry), store.local_path(f"runs/{run_id}/log/{entry_name(seq)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)  # as it lies there; a thousand fsyncs are not what is measured
-    return FoldedLog(head=ReadEntry(entry=entry, sha256=sha256(data)), state=state)
+    return ReadEntry(entry=entry, sha256=sha256(data))
 
 
 def packs_of(store: LocalStore, work: Path) -> Path:
@@ -168,13 +168,13 @@ def build_store(folder: Path, work: Path, *, runs: int, attempts: int, moved: in
     for number in range(runs):
         state = fabricated(number, attempts, chance)
         run_id = f"run-{number:04d}"
-        folded = head_of(store, run_id, state, 3 * attempts)
-        stamp = stamp_run(store, run_id, folded, with_steps=False)
+        head = head_of(store, run_id, state, 3 * attempts)
+        stamp = stamp_run(store, run_id, head, state, with_steps=False)
         rows = make_log_rows(run_id, state, RunPhase.INTERRUPTED)
         tables = {table: arrow_table(listed, rows[table]) for table, listed in kind.tables.items()}
         made.setdefault(kind.pack_of(run_id), []).append((stamp, tables))
         if number < moved:
-            RunLog(store, run_id).write_fold(head_of(store, run_id, state, 3 * attempts + 1))
+            RunLog(store, run_id).write_fold(head_of(store, run_id, state, 3 * attempts + 1), state)
     for name, members in made.items():
         (packs_of(store, work) / name).mkdir(parents=True)
         joined = {
