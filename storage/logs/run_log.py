@@ -60,12 +60,7 @@ def _apply(state: RunState, entry: log_entry.Entry) -> RunState:
         case kinds.CheckpointCommitted():
             return _commit(state, entry, body)
         case kinds.CheckpointPinned():
-            record = state.find_live(body.prefix)
-            late = body.during_attempt not in (None, state.latest_attempt)
-            committed = record.committed.manifest_sha256 if record is not None and record.is_committed else None
-            if late or committed != body.manifest_sha256:
-                return _refuse(state, entry)
-            return replace(state, pins=(*state.pins, body))
+            return _pin(state, entry, body)
         case kinds.CheckpointUnpinned():
             return replace(state, pins=_without_pin(state.pins, body.pin_id))
         case kinds.ForkAbandoned():
@@ -73,6 +68,15 @@ def _apply(state: RunState, entry: log_entry.Entry) -> RunState:
         case run_note.RunNoted():
             return _note(state, entry, body)
     return state
+
+
+def _pin(state: RunState, entry: log_entry.Entry, body: kinds.CheckpointPinned) -> RunState:
+    record = state.find_live(body.prefix)
+    late = body.during_attempt not in (None, state.latest_attempt)
+    committed = record.committed.manifest_sha256 if record is not None and record.is_committed else None
+    if late or committed != body.manifest_sha256:
+        return _refuse(state, entry)
+    return replace(state, pins=(*state.pins, body))
 
 
 def _delete(state: RunState, entry: log_entry.Entry, body: kinds.RunDeleted) -> RunState:
