@@ -196,7 +196,7 @@ def test_refused_entries_count_and_change_nothing(fresh: FabricatedRun, work: Pa
     fresh.end("lost", action="resume")
     forged = fresh.log._log.append(
         DataQuarantined(attempt=1, reason="bad-data", windows=(1,), detail="x"),
-        after=fresh.log._head,
+        after=fresh.log.head,
         writer=type(HUMAN)(host="zombie", pid=1, attempt=1),
     )
     assert forged is not None

@@ -87,7 +87,9 @@ def test_a_living_child_ends_with_its_listener_and_with_its_error_as_the_reason(
 
 def test_a_line_that_a_kill_cut_off_is_no_error(tmp_path: Path, children: list[TrainerChild]) -> None:
     trainer = start(
-        tmp_path, "print('{\"kind\": \"Ste', end='', flush=True); import os; os.kill(os.getpid(), 9)", children
+        tmp_path,
+        "input(); print('{\"kind\": \"Ste', end='', flush=True); import os; os.kill(os.getpid(), 9)",
+        children,
     )
     with pytest.raises(TrainerGone):
         trainer.wait_ready()

@@ -357,7 +357,11 @@ def how_they_share_the_network(bench: Bench) -> None:
         trainer_channel.parallel, "join_ranks", lambda *_, mode, **rest: asked.append(mode) or SINGLE_RANK
     )
     channel = RankChannel.__new__(RankChannel)
-    channel._rank, channel._size, channel._rendezvous = 0, 2, cast(Any, type("Meeting", (), {"store": None}))
+    channel._rank, channel._size, channel._rendezvous = (
+        0,
+        2,
+        cast(Any, type("Meeting", (), {"store": None, "meetings": None})),
+    )
     for mode in ("ddp", "fsdp"):
         RankChannel.join(channel, bench.world.spec(905, training={"parallel": mode}))
     assert asked == ["ddp", "fsdp"] and TRAINING["global_batch"] >= 2
