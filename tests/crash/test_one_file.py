@@ -26,7 +26,7 @@ STEPS = (2, 4, 6)
 SETTINGS = ("n_layer=2", "n_head=2", "n_embd=16", "block_size=16", "steps=6", "global_batch=10", "micro_batch=2")
 CONFIGURATION = """
 [data]
-sources = ["*.txt"]
+sources = ["first.txt", "second.txt"]
 tokenizer = "bytes"
 [model]
 architecture = "{architecture}"
