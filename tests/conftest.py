@@ -39,7 +39,7 @@ LONG = frozenset(
     }
 )
 """Files of which a worker would be at one for long when the other has nothing left."""
-FILES_BESIDE_A_COMMAND = 4
+FILES_BESIDE_A_COMMAND = 1
 LONGEST_ID = 60
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::ffff:127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
 
