@@ -85,11 +85,11 @@ def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> Flo
     run, end = active_run.open_run(resolved, steps, host), None
     with run.running_services(), server_setup.accelerator_slot(run.say, is_stopping=run.is_shutting_down):
         try:
-            while end is None and not run.is_over():
+            while end is None and run.log.state.finished is None:
                 attempt_claim.gather_machines(run)
                 started = attempt_claim.claim_next_attempt(run)  # fences every older attempt
                 ended = train_attempt(run, started, steps)  # the receipt: reason, charge, decision
-                if (end := run_decisions.end_after(run, ended)) is None:
+                if (end := run_decisions.end_after(run, ended)) is None and run.log.state.finished is None:
                     run.wait(ended.decision.delay_seconds)
             if end is None:
                 end = run_decisions.offer_best(run, steps)

@@ -236,6 +236,12 @@ def test_a_limit_in_seconds_ends_segments_by_the_speed_of_the_last_step(flow: Fl
     assert [command.step for command in commands[:-1] if isinstance(command, TrainUntil)] == [1, 5, 9, 10, 14, 18, 20]
 
 
+def test_a_finished_run_waits_for_no_other_attempt_and_starts_no_trainer_for_one(flow: FlowWorld) -> None:
+    warm = NotedWarmTrainer()
+    flow.train(warm=warm)
+    assert warm.waited == [] and len(warm._acquired) == 1
+
+
 def test_the_flow_waits_between_attempts_as_the_budget_says_until_it_is_spent(flow: FlowWorld) -> None:
     warm = NotedWarmTrainer("--die-at", "13")
     state = flow.train("budgets.lost.retries=2", "budgets.lost.backoff_seconds=8", warm=warm)
