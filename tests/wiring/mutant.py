@@ -1,7 +1,6 @@
 """A wiring mutant: one wrong wire in the product's text, and the few tests of the default suite that must turn red."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,13 +12,6 @@ class Mutant:
     before: str
     after: str
     tests: tuple[str, ...]
-
-    def apply(self, root: Path) -> str:
-        """Write the mutated file under `root` and return its honest text."""
-        path = root / self.path
-        honest = path.read_text(encoding="utf-8")
-        path.write_text(self.mutate(honest), encoding="utf-8")
-        return honest
 
     def mutate(self, text: str) -> str:
         """Return the text with the wrong wire; raises ValueError unless `before` occurs exactly once."""

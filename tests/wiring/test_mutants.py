@@ -1,65 +1,29 @@
 """Each wrong wire of the list turns a test of the default suite red; `make test-mutants` tries them all."""
 
 import ast
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
-from importlib.util import cache_from_source
-from pathlib import Path
 
 import pytest
 
-from tests.house.packages import TOP_LEVEL
+from tests.programs.mutation.mutated_copy import ROOT, MutatedCopy
 from tests.wiring.mutant import Mutant
 from tests.wiring.mutants import LEAST, MUTANTS
 
-ROOT = Path(__file__).parents[2]
-COPIED = ("cairn", "flows", "reports", "tasks", "model", "storage", "tests", "deployments", "docs")
 SOME_TESTS_FAILED = 1
 """Pytest's exit code; a mutant that only breaks an import has another one."""
 
 
 @pytest.fixture(scope="session")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy(tmp_path_factory: pytest.TempPathFactory) -> MutatedCopy:
     """A copy of the tree, in which one mutant after the other is tried."""
-    folder = tmp_path_factory.mktemp("mutants")
-    for name in COPIED:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in TOP_LEVEL[1:]:  # an installed checkout finds its own packages by itself, a copy of one by these
-        (folder / "cairn" / name).symlink_to(folder / name)
-    for path in ROOT.glob("*"):
-        if path.is_file():
-            shutil.copy2(path, folder / path.name)
-    return folder
-
-
-@pytest.fixture
-def mutated(copy: Path, mutant: Mutant) -> Iterator[Path]:
-    """The copy with the mutant in it."""
-    path = copy / mutant.path
-    honest = mutant.apply(copy)
-    _forget_bytecode(path)
-    yield copy
-    path.write_text(honest, encoding="utf-8")
-    _forget_bytecode(path)
-
-
-def _forget_bytecode(path: Path) -> None:
-    """Delete the compiled form: it is told from a newer text only by size and second."""
-    Path(cache_from_source(str(path))).unlink(missing_ok=True)
+    return MutatedCopy(tmp_path_factory.mktemp("mutants"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_mutant_is_caught(mutant: Mutant, mutated: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *mutant.tests]
-    # A session of its own: what it shares with its processes must not reach the honest ones.
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("CAIRN_TEST_", "PYTEST_"))}
-    environment = {**own, "PYTHONPATH": str(mutated)}
-    done = subprocess.run(command, cwd=mutated, env=environment, capture_output=True, text=True, check=False)
+def test_the_mutant_is_caught(mutant: Mutant, copy: MutatedCopy) -> None:
+    mutated = mutant.mutate((ROOT / mutant.path).read_text(encoding="utf-8")).encode()
+    done = copy.run_tests(mutant.path, mutated, mutant.tests)
     assert done.returncode == SOME_TESTS_FAILED, f"{mutant.name} survived: {' '.join(mutant.tests)}\n{done.stdout}"
 
 

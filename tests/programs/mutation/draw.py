@@ -5,25 +5,19 @@ line a mutant, and the survivors again at the end; exits 1 where there are some.
 """
 
 import argparse
-import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import cache_from_source
 from pathlib import Path
 
+from tests.programs.mutation.mutated_copy import ROOT, MutatedCopy
 from tests.programs.mutation.operators import Mistake, mistakes_of
 
-ROOT = Path(__file__).parents[3]
-PACKAGES = ("flows", "reports", "tasks", "model", "storage", "deployments")
-COPIED = ("cairn", *PACKAGES, "tests", "docs", "constraints")
-SOME_TESTS_FAILED = 1
-"""Pytest's exit code; a mutant that breaks an import has another one, and counts as caught, too."""
 NO_TESTS = 5
+"""Pytest's exit code where it found none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,44 +59,14 @@ def tests_near(path: str) -> list[str]:
     return [str(file.relative_to(ROOT)) for file in order]
 
 
-class MutatedCopy:
-    """A copy of the checkout, in which one mutant after the other is tried."""
-
-    def __init__(self, folder: Path) -> None:
-        """Copy what tests need."""
-        self._folder = folder
-        for name in COPIED:
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in PACKAGES:  # an installed checkout finds its own packages by itself, a copy of one by these
-            (folder / "cairn" / name).symlink_to(folder / name)
-        for path in ROOT.glob("*"):
-            if path.is_file():
-                shutil.copy2(path, folder / path.name)
-
-    def survives(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> bool:
-        """Return whether the tests are green with the mutant in the copy; one that takes longer is caught."""
-        path = self._folder / mutant.path
-        honest = path.read_bytes()
-        path.write_bytes(mutant.mistake.apply(honest))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("CAIRN_TEST_", "PYTEST_"))}
-        environment = {**own, "PYTHONPATH": str(self._folder)}
-        self._forget_bytecode(path)
-        try:
-            done = subprocess.run(
-                command, cwd=self._folder, env=environment, timeout=seconds, capture_output=True, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            path.write_bytes(honest)
-            self._forget_bytecode(path)
-        return done.returncode in (0, NO_TESTS)
-
-    @staticmethod
-    def _forget_bytecode(path: Path) -> None:
-        """Delete the compiled form: it is told from a newer text only by size and second."""
-        Path(cache_from_source(str(path))).unlink(missing_ok=True)
+def survives(copy: MutatedCopy, mutant: Mutant, tests: Sequence[str], seconds: float) -> bool:
+    """Return whether the tests are green with the mutant in the copy; one that takes longer is caught."""
+    mutated = mutant.mistake.apply((ROOT / mutant.path).read_bytes())
+    try:
+        done = copy.run_tests(mutant.path, mutated, tests, seconds=seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode in (0, NO_TESTS)
 
 
 def survivors(mutants: Sequence[Mutant], *, whole: bool, seconds: float) -> Iterator[str]:
@@ -112,11 +76,11 @@ def survivors(mutants: Sequence[Mutant], *, whole: bool, seconds: float) -> Iter
         for mutant in mutants:
             described = mutant.describe((ROOT / mutant.path).read_bytes())
             near = tests_near(mutant.path)
-            survives = not near or copy.survives(mutant, near, seconds)
-            if survives and whole:
-                survives = copy.survives(mutant, (), 4 * seconds)
-            print("survived" if survives else "caught  ", described, f"({len(near)} files)", flush=True)
-            if survives:
+            is_alive = not near or survives(copy, mutant, near, seconds)
+            if is_alive and whole:
+                is_alive = survives(copy, mutant, (), 4 * seconds)
+            print("survived" if is_alive else "caught  ", described, f"({len(near)} files)", flush=True)
+            if is_alive:
                 yield described
 
 
