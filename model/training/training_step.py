@@ -22,7 +22,7 @@ from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.kernels.attention import document_starts, takes_starts
 from cairn.model.kernels.head_loss import as_ids, head_loss, padded_head_loss, token_loss
-from cairn.model.training import determinism, parallel
+from cairn.model.training import determinism, sharded_tensors
 from cairn.model.training.membership import SharesChanged
 from cairn.model.training.optimizer import set_rate, update_weights
 from cairn.model.training.train_state import AUTOCAST_DTYPES, TrainState
@@ -261,7 +261,7 @@ def _clip(state: TrainState, *, limit: float) -> Tensor:
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if limit > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return parallel.gather_full(norm)
+    return sharded_tensors.gather_full(norm)
 
 
 def _update(state: TrainState) -> None:

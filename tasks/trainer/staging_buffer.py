@@ -15,7 +15,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from cairn.model.training import parallel, train_state
+from cairn.model.training import sharded_tensors, train_state
 
 _PAGE_BYTES = 4096
 _BACKGROUND_NICENESS = 10
@@ -67,7 +67,7 @@ class StagingBuffer:
         on_cuda = self._device.type == "cuda"
         with torch.no_grad():
             for named in tensors:
-                values = parallel.gather_to(named.tensor, writer(named.name))
+                values = sharded_tensors.gather_to(named.tensor, writer(named.name))
                 if named.name in targets:
                     targets[named.name].copy_(values, non_blocking=on_cuda)
         if on_cuda:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cairn.model.training import parallel, train_state
+from cairn.model.training import sharded_tensors, train_state
 from cairn.storage.checkpoints import checkpoint, checkpoint_shard, payload
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -32,7 +32,7 @@ def to_group(name: str, tensors: Iterable[train_state.NamedTensor]) -> checkpoin
 
 def wanted_bytes(named: train_state.NamedTensor) -> checkpoint_shard.WantedBytes:
     """Return which bytes of a stored tensor this process needs: they go straight into `named`, or to its device."""
-    local, first_row = parallel.local_rows(named.tensor)
+    local, first_row = sharded_tensors.local_rows(named.tensor)
     flat = local.detach().reshape(-1).view(torch.uint8)  # its shape -> (bytes,)
     begin = first_row * (named.tensor.nbytes // max(1, named.tensor.shape[0])) if first_row else 0
     part = checkpoint_shard.WantedBytes(name=named.name, begin=begin, end=begin + flat.nbytes)

@@ -9,7 +9,8 @@ import torch
 
 from cairn.model.configuration.training import Parallel
 from cairn.model.training import parallel
-from cairn.model.training.parallel import SINGLE_RANK, copy_into, gather_full, is_peer_loss, local_rows
+from cairn.model.training.parallel import SINGLE_RANK, is_peer_loss
+from cairn.model.training.sharded_tensors import copy_into, gather_full, local_rows
 
 
 def test_a_single_rank_exchanges_nothing_and_changes_no_bit() -> None:
