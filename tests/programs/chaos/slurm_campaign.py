@@ -1,7 +1,8 @@
 """Runs on two machines of a real Slurm, each disturbed as its seed says, with a watcher beside: `make chaos-slurm`.
 
 Each must end with the bits of the run nobody touched, and neither machine may be idle for long. Runs that do not hold
-keep their folder.
+keep their folder. With `--losses` only the second node's ranks and command are killed, so often in each run, and no
+attempt may end by it.
 """
 
 import argparse
@@ -32,6 +33,9 @@ from tests.programs.chaos.slurm_times import Idle, JobStates, idle_times
 from tests.session_folder import close_session, open_session
 
 STEPS, LAST_STRUCK_STEP = 80, 74
+STEPS_OF_A_LOSS = 400
+"""Steps in which another rank can join before the next one is lost."""
+_LOSSES = ("kill_other", "kill_other_ranks")
 TWO_DISTURBANCES_SHARE = 0.25
 REASONS: dict[str, frozenset[str]] = {
     "kill_first": frozenset({"lost"}),
@@ -81,12 +85,18 @@ def plan_run(seed: int) -> tuple[Disturbance, ...]:
     return tuple(sorted(drawn, key=lambda disturbance: disturbance.step))
 
 
+def plan_losses(seed: int, count: int) -> tuple[Disturbance, ...]:
+    """Return so many kills on the second node, each some steps after the other: a pure function of the seed."""
+    chance = random.Random(f"slurm losses {seed}")
+    steps = [number * STEPS_OF_A_LOSS + chance.randrange(1, STEPS_OF_A_LOSS // 4) for number in range(count)]
+    return tuple(Disturbance(name=chance.choice(_LOSSES), step=step) for step in steps)
+
+
 class DisturbedJob:
     """One run on the cluster, with a watcher beside it."""
 
     def __init__(self, environment: Environment, slurm: Slurm) -> None:
         self._environment, self._slurm = environment, slurm
-        (environment.folder / "run.toml").write_text(_CONFIG)
         self.job = Job(slurm, environment.command, {TAG: environment.tag})
         self.states = JobStates(lambda: slurm.state(self.job.id))
         self._watcher = environment.command.start_verb("watch", "--every", "0.5")
@@ -95,7 +105,7 @@ class DisturbedJob:
         """Wait for the step, do it, and wait until the run has noticed; False where the run was over before."""
         if not self._comes(lambda: self._environment.observer.has_trained(disturbance.step)):
             return False
-        before = self._environment.observer.state().latest_attempt
+        before = self._changes()
         if disturbance.name == "cancel":
             self.job.cancel()
             self._wait(self.job.is_over)
@@ -103,8 +113,13 @@ class DisturbedJob:
         else:
             deed: Callable[[Job], None] = getattr(slurm_job, disturbance.name)
             deed(self.job)
-        self._comes(lambda: self._environment.observer.state().latest_attempt > before)
+        self._comes(lambda: self._changes() > before)
         return True
+
+    def _changes(self) -> tuple[int, int]:
+        """How many attempts there were, and how often ranks were lost in them."""
+        state = self._environment.observer.state()
+        return state.latest_attempt, sum(bool(change.lost) for change in state.member_changes)
 
     def finish(self) -> str:
         """Wait for the end of the job, and end the watcher; returns the job's last state."""
@@ -131,14 +146,11 @@ class DisturbedJob:
         self._watcher.wait()
 
 
-_CONFIG = configuration(steps=STEPS, every_commits=16)
-
-
 class SlurmCampaign:
     """One cluster, one Prefect server, one undisturbed run, and as many disturbed ones as there are seeds."""
 
-    def __init__(self, folder: Path, slurm: Slurm) -> None:
-        self._folder, self._slurm = folder, slurm
+    def __init__(self, folder: Path, slurm: Slurm, losses: int = 0) -> None:
+        self._folder, self._slurm, self._losses = folder, slurm, losses
         (folder / "prefect").mkdir(parents=True)
         self._server = Server(folder / "prefect")
         self._reference = self._undisturbed()
@@ -148,7 +160,7 @@ class SlurmCampaign:
         folder, began = self._folder / f"seed-{seed}", time.monotonic()
         environment = self._environment(folder)
         disturbed = DisturbedJob(environment, self._slurm)
-        planned, missed, said = plan_run(seed), 0, list[str]()
+        planned, missed, said = self._plan(seed), 0, list[str]()
         try:
             for disturbance in planned:
                 missed += not disturbed.disturb(disturbance)
@@ -168,9 +180,13 @@ class SlurmCampaign:
         """End the server."""
         self._server.kill()
 
+    def _plan(self, seed: int) -> tuple[Disturbance, ...]:
+        return plan_losses(seed, self._losses) if self._losses else plan_run(seed)
+
     def _environment(self, folder: Path) -> Environment:
         environment = Environment(folder, self._server, store="local", driver=COMMAND, forked=True)
-        (folder / "run.toml").write_text(_CONFIG)
+        steps = self._losses * STEPS_OF_A_LOSS or STEPS
+        (folder / "run.toml").write_text(configuration(steps=steps, every_commits=16))
         return environment
 
     def _undisturbed(self) -> Reference:
@@ -183,13 +199,14 @@ class SlurmCampaign:
     def _judge(
         self, environment: Environment, disturbed: DisturbedJob, seed: int, missed: int, said: list[str], seconds: float
     ) -> Outcome:
-        state, planned = environment.observer.state(), plan_run(seed)
+        state, planned = environment.observer.state(), self._plan(seed)
         reasons = tuple(attempt.ended.reason for attempt in state.attempts if attempt.ended is not None)
         explained = frozenset({"completed"}).union(*(REASONS[disturbance.name] for disturbance in planned))
         idle = idle_times(environment.observer.store, RUN, state, disturbed.states)
         violations = [
             *said,
             *(f"an attempt ended as {reason}" for reason in reasons if reason not in explained),
+            *(["a loss ended the attempt"] if self._losses and len(reasons) > 1 else []),
             *(why for attempt in state.attempts for why in _placed_elsewhere(attempt.started)),
             *(f"idle: {one.seconds:.0f} s {one.where}, {one.allowed:.0f} allowed" for one in idle if one.is_too_long),
             *violations_of(environment, self._reference),
@@ -249,6 +266,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.programs.chaos.slurm_campaign", description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--losses", type=int, default=0, help="kill the second node's ranks or command so often")
     parser.add_argument("--minutes", type=float, default=60.0, help="no further run is begun after these")
     parser.add_argument("--out", type=Path, help="folder for the summary and the runs that do not hold")
     options = parser.parse_args(words)
@@ -258,7 +276,7 @@ def main(words: list[str] | None = None) -> int:
     (folder / "cluster").mkdir(parents=True)
     deadline, outcomes = time.monotonic() + 60 * options.minutes, list[Outcome]()
     with Slurm(folder / "cluster").running() as slurm:
-        campaign = SlurmCampaign(folder / "runs", slurm)
+        campaign = SlurmCampaign(folder / "runs", slurm, options.losses)
         try:
             for seed in range(options.seed * 1000, options.seed * 1000 + options.runs):
                 if time.monotonic() > deadline:
