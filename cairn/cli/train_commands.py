@@ -210,7 +210,7 @@ def _print_plans(
         resolved = resolve_request(planned, os.environ) if on_gpu else member
         log, configuration = _check(resolved, variables, is_here=not gpu_bytes)
         settled = _settle(configuration, is_here=not gpu_bytes)
-        group = trainer_group(settled.training, variables)
+        group = trainer_group(settled.training, variables, spares=settled.machines.spares)
         memory = preflight.available_memory(settled.training, group, planned_bytes=gpu_bytes)
         plan = plan_training(log, settled, resolved.base_dir, memory)
         plans.append((plan, settled, memory, log.store))
@@ -237,7 +237,7 @@ def _act_once(members: "Sequence[ResolvedRequest]", *, is_trial: bool, json: boo
         raise InvalidConfiguration("--set: names a set of runs, and this is done for one run: give each key one value")
     log, configuration = _check(members[0])
     if not is_trial:
-        group = trainer_group(configuration.training, os.environ)
+        group = trainer_group(configuration.training, os.environ, spares=configuration.machines.spares)
         return NodeService(log, configuration, group, work_folder(os.environ), say=say).run()
     from cairn.operations.unrecorded_training import overfit_one_batch
 

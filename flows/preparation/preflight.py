@@ -68,7 +68,7 @@ def check_before_start(
         injected_faults.parse_faults(environment.get("CAIRN_FAULTS", ""))
         if is_here:
             machine_speed.require_device(wanted.training.device)
-        group = trainer_group(wanted.training, environment)
+        group = trainer_group(wanted.training, environment, spares=wanted.machines.spares)
         on_cpu = not machine_speed.trains_on_cuda(wanted.training.device)
         sizes = next_sizes(log.state, wanted.training, wanted.model.block_size, processes=group.size, on_cpu=on_cpu)
     except TaskError as error:

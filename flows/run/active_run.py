@@ -65,8 +65,10 @@ class ActiveRun:
         self.log, self.config, self.host, self.origin = log, config, host, origin
         self.start_over, self.limit = resolved.request.start_over, resolved.limit
         self.last_step = int(min(config.training.steps, self.limit.until_step))
-        self.group = trainer_group.trainer_group(config.training, os.environ)
-        self.machines = machines.Machines(self.group.nodes)
+        self.group = trainer_group.trainer_group(config.training, os.environ, spares=config.machines.spares)
+        self.machines = machines.Machines(
+            self.group.nodes, spares=config.machines.spares, at_least=config.machines.at_least
+        )
         self.gathering_seconds, self.too_few_machines = 0.0, ""
         self.work_dir = origin.work_dir
         folder, faults = placement.work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
@@ -177,7 +179,7 @@ def open_run(resolved: ResolvedRequest, steps: Steps, host: Host) -> ActiveRun:
     opened = log.refresh().opened
     is_new, notes = opened is None, tuple[str, ...]()
     config = configure_run(resolved, log.state, os.environ)
-    group = trainer_group.trainer_group(config.training, os.environ)
+    group = trainer_group.trainer_group(config.training, os.environ, spares=config.machines.spares)
     if log.state.finished is None:
         host.warm.start(placement.trainer_folder(os.environ, log))
     if opened is None:
@@ -235,7 +237,7 @@ def _record_opening(
         code_version=placement.code_version(),
         initial_weights_sha256=initial.weights_sha256 if initial else None,
         initial_source_sha256=initial.source_sha256 if initial else None,
-        nodes_wanted=trainer_group.trainer_group(chosen.training, os.environ).nodes,
+        nodes_wanted=trainer_group.trainer_group(chosen.training, os.environ, spares=chosen.machines.spares).nodes,
         continued_by=host.continued_by,
     )
     opened = log.append(lambda state: body if state.opened is None else None, writer=log_entry.this_writer()).opened

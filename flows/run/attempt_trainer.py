@@ -17,7 +17,7 @@ from cairn.storage.logs import log_entry, run_entries, run_members, step_log
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.tasks.attempt import attempt_entries, injected_faults, watchdog
 from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
-from cairn.tasks.attempt.lost_ranks import record_lost_ranks
+from cairn.tasks.attempt.rank_changes import record_members
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
@@ -42,7 +42,7 @@ class AttemptTrainer:
         self._memory: MemoryWatch | None = None
         self._gap: watchdog.HeartbeatGap | None = None
         self._grace_ended = self._is_stopped = False
-        self._lost_machine = self._lost_host = self._symptom = self._behind = self._too_dear = ""
+        self._symptom = self._behind = self._too_dear = ""
         self._began, self._ready_at = time.monotonic(), math.inf
 
     @contextmanager
@@ -50,13 +50,14 @@ class AttemptTrainer:
         """Start the process, observe it and pass every shutdown request on to it; have it exit after the block."""
         run, recorder = self._run, ThreadPoolExecutor(1, thread_name_prefix="members")
         spec, warm = _trainer_spec(run, self._started), run.host.warm.acquire(run.work_dir)
-        note_lost = partial(self._note_lost, recorder)
+        note_change = partial(self._note_change, recorder)
         self._process = process = trainer_process.TrainerProcess(
             spec,
             warm,
             on_step=self._note_step,
             on_waiting=self._say_waiting,
-            on_lost=note_lost,
+            on_changed=note_change,
+            on_outlived=run.machines.outlive,
             detector=self._detector,
         )
         self._memory = MemoryWatch(process.pid)
@@ -128,6 +129,7 @@ class AttemptTrainer:
             code = process.reap() if isinstance(problem, TrainerGone) else process.kill()
             report = process.received.newest(ExceptionReport)
         memory = self._memory.reading() if self._memory else MemoryReading()
+        lost = run.machines.lost()
         last = process.received.newest(trainer_protocol.StepDone) if process else None
         return Evidence(
             exit_code=code,
@@ -144,8 +146,8 @@ class AttemptTrainer:
             store_error_kind=kind_of(problem) if isinstance(problem, StorageError) else None,
             silent_seconds=self._gap.seconds if self._gap else None,
             allowed_seconds=self._gap.allowed_seconds if self._gap else None,
-            lost_machine=self._lost_machine,
-            lost_host=self._lost_host,
+            lost_machine=lost.what if lost else "",
+            lost_host=lost.host if lost else "",
             too_few_machines=run.too_few_machines,
             paused="" if problem else self._too_dear or run.limit.why,
             oom_kills=memory.oom_kills,
@@ -210,21 +212,21 @@ class AttemptTrainer:
             self._run.sweep.start()  # the store may be full
             self._run.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
 
-    def _note_lost(self, recorder: ThreadPoolExecutor, change: run_members.MembersChanged) -> None:
+    def _note_change(self, recorder: ThreadPoolExecutor, change: run_members.MembersChanged) -> None:
         with suppress(RuntimeError):  # the attempt is ending
-            recorder.submit(self._record_lost, change).add_done_callback(self._say_unrecorded)
+            recorder.submit(self._record_change, change).add_done_callback(self._say_unrecorded)
 
-    def _record_lost(self, change: run_members.MembersChanged) -> None:
+    def _record_change(self, change: run_members.MembersChanged) -> None:
         run = self._run
         run.say(f"  {change.detail}")
-        record = partial(record_lost_ranks, run.log, change, run.config.budgets, run.writer(change.attempt))
+        record = partial(record_members, run.log, change, run.config.budgets, run.writer(change.attempt))
         if not run.retry.call(record) and self._process is not None:
             run.say("  budget lost is spent: the attempt ends")
             self._process.kill()
 
     def _say_unrecorded(self, recorded: Future[None]) -> None:
         if error := recorded.exception():
-            self._run.say(f"  that ranks were lost is not on record: {error}")
+            self._run.say(f"  that the ranks have changed is not on record: {error}")
 
     def _note_step(self, record: step_log.StepRecord) -> None:
         run = self._run
@@ -251,12 +253,11 @@ class AttemptTrainer:
         process.notify(signal.SIGTERM)
         _after(self._run.config.checkpoint.grace_seconds, end_grace)
 
-    def _lose_machine(self, what: str, host: str) -> None:
-        """End the trainer soon, because another machine failed: its ranks give their own reason before, if they can."""
-        if not self._lost_machine:
-            self._lost_machine, self._lost_host = what, host
-        if self._process is not None:
-            _after(_LOST_SECONDS, self._process.kill)
+    def _lose_machine(self, *, is_enough: bool) -> None:
+        """End the trainer soon if the ranks cannot go on: they give a reason of their own before, if they have one."""
+        process = self._process
+        assert process is not None
+        _after(_LOST_SECONDS if is_enough else 0.0, lambda: process.kill() if self._run.machines.lost() else None)
 
     def _kill_hung(self, gap: watchdog.HeartbeatGap) -> bool:
         if self._process is None or not self._process.is_alive:

@@ -46,7 +46,7 @@ class NodeService:
         self._shutdown = ShutdownSignal()
         self._notified_at: float | None = None
         self._ranks: Popen[bytes] | None = None
-        self._attempt = 0
+        self._order = machines.StartRanks(attempt=0, nodes=1, node_rank=0, rendezvous="")
 
     def run(self) -> ExitCode:
         """Serve until the run ends, a shutdown is requested, or the first machine is away for too long."""
@@ -93,7 +93,9 @@ class NodeService:
                     self._kill_ranks()
                 elif self._ranks is not None and (ended := self._ranks.poll()) is not None:
                     self._ranks = None
-                    first.send(msgspec.msgpack.encode(machines.RanksEnded(attempt=self._attempt, exit_code=ended)))
+                    attempt, place = self._order.attempt, self._order.node_rank
+                    said = machines.RanksEnded(attempt=attempt, node_rank=place, exit_code=ended)
+                    first.send(msgspec.msgpack.encode(said))
         except (ConnectionEnded, NotAdmitted, OSError, msgspec.MsgspecError) as error:
             self._say(f"the first machine is gone: {error}")
         finally:
@@ -103,8 +105,10 @@ class NodeService:
 
     def _start(self, order: machines.StartRanks) -> None:
         self._kill_ranks()
-        self._attempt = order.attempt
-        group = replace(self._group, nodes=order.nodes, node_rank=order.node_rank, rendezvous=order.rendezvous)
+        self._order, rendezvous = order, order.rendezvous
+        group = replace(
+            self._group, nodes=order.nodes, node_rank=order.node_rank, rendezvous=rendezvous, joins=order.joins
+        )
         told = {**os.environ, RENDEZVOUS: order.rendezvous, "CAIRN_NODE_FOLDER": str(self._folder)}
         self._ranks = start_child(group.command(), stdin=DEVNULL, stdout=DEVNULL, stderr=None, environment=told)
 

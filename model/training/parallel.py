@@ -6,6 +6,7 @@ Sources: Thakur et al. 2005, "Optimization of Collective Communication Operation
 FSDP"; `torch.distributed.fsdp.fully_shard`.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -21,6 +22,7 @@ from torch.distributed.distributed_c10d import Store
 
 from cairn.model.architectures.gpt import GPT
 from cairn.model.configuration.training import Parallel, split_batch
+from cairn.model.errors import StateMismatch
 from cairn.model.estimates.size_estimate import exchanged_together
 from cairn.model.training import membership
 from cairn.model.training.gradient_sum import TreeSum
@@ -37,14 +39,15 @@ _WEEK = timedelta(days=7)
 """The limit of a collective call, never reached: the watchdog of the trainer detects hangs and ends all ranks."""
 _CONNECT_SECONDS = 2.0
 _MOST_MEETINGS = 20
+_POLL_SECONDS = 0.02
 
 
 @dataclass(slots=True, eq=False)
 class Ranks:
     """This process among those that train one model; with one process every method is a no-op.
 
-    With a `place` to meet again, replicated ranks go on without one that is lost: `rank` and `size` are then those
-    among the `members`, which are named by the rank they began as.
+    With a `place` to meet again, replicated ranks go on without one that is lost, and let others join: `rank` and
+    `size` are then those among the `members`, which are named by the rank they began as.
     """
 
     rank: int = 0
@@ -54,15 +57,29 @@ class Ranks:
     members: tuple[int, ...] = ()
     position: membership.Position = field(default_factory=membership.Position)
     meeting: membership.MeetingNumber = (0, 0)
+    admissions: int = 0
+    met_admissions: int = 0
     _sharded: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         self.members = self.members or tuple(range(self.size))
+        if self.position == membership.Position():
+            self.position = replace(self.position, members=self.members)
+
+    @property
+    def own(self) -> int:
+        """The rank that this process began as, which nobody else gets."""
+        return self.members[self.rank]
 
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which reports for all ranks."""
-        return self.rank == 0
+        return self.own == 0
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it has taken part in a round: one that joins others has not until it has their state."""
+        return self.own in self.position.members
 
     @property
     def is_sharded(self) -> bool:
@@ -90,29 +107,80 @@ class Ranks:
         return slice(parts[0].start, parts[-1].stop)
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank; a collective call with one answer, whichever ranks are lost in it."""
-        while (answer := self._any(flag)) is None:
+        """Whether the flag is set on any rank; see `largest`."""
+        return bool(self.largest(flag))
+
+    def largest(self, number: int) -> int:
+        """Return the largest of all ranks' numbers; a collective call with one answer, whichever ranks are lost."""
+        while (answer := self._largest(number)) is None:
             continue
         return answer
 
     def any_in_step(self, flag: bool) -> bool:
-        """The same before a step's sum is complete; raises SharesChanged if a rank is lost."""
-        meeting, answer = self.meeting, self._any(flag)
+        """Whether it is set on any before a step's sum is complete; raises SharesChanged if a rank is lost."""
+        meeting, answer = self.meeting, self._largest(flag)
         if answer is None or self.meeting != meeting:
             raise SharesChanged
-        return answer
+        return bool(answer)
+
+    def is_waited_for(self) -> bool:
+        """Whether others wait to join; only rank 0 knows."""
+        return self.place is not None and self.is_first and bool(self.place.members().waiting)
+
+    def admit(self, hand_over: Callable[[], None], digest: Callable[[], Tensor]) -> None:
+        """Let in those who wait: `hand_over` gives them the state of rank 0, whose `digest` (1,) all must have then.
+
+        A collective call between two steps, once all have agreed to it; raises StateMismatch for another digest.
+        """
+        assert self.place is not None
+        self.admissions += 1
+        if self.is_first:
+            self.place.admit(self.admissions)
+        while self.met_admissions < self.admissions:  # rank 0 may have yet to learn that all have agreed
+            self.place.mark(self.own, is_waiting=True)
+            self.attend()
+            time.sleep(_POLL_SECONDS)
+        self._take_in(hand_over, digest)
+
+    def join(self, hand_over: Callable[[], None], digest: Callable[[], Tensor]) -> None:
+        """Wait, as a rank that is at NOWHERE, to be let in by the others, and take over their state as in `admit`."""
+        assert self.place is not None
+        self.place.wait_for_admission(self.own)
+        self._meet(self.place, DistNetworkError("the other ranks have ended"))
+        self.admissions = self.met_admissions
+        self._take_in(hand_over, digest)
+
+    def _take_in(self, hand_over: Callable[[], None], digest: Callable[[], Tensor]) -> None:
+        """Hand over the state until all members have it: the round at the end is the first of the newcomers."""
+        while membership.newcomers(self.members, self.position):
+            if not self._exchange(hand_over):
+                continue
+            every = torch.zeros(self.size, dtype=torch.int64)
+            is_known = self._agree(every, partial(dist.all_gather_single, every, digest()))
+            if is_known and len(found := set(every.tolist())) > 1:
+                raise StateMismatch(f"ranks have other bits after a state was handed over: {len(found)} digests")
+
+    def hand_over(self, tensors: Sequence[Tensor]) -> None:
+        """Send contiguous host tensors from rank 0 to the newcomers among the members, which receive them in place."""
+        to = [self.members.index(rank) for rank in membership.newcomers(self.members, self.position)]
+        for tensor in tensors:
+            flat = tensor.detach().reshape(-1).view(torch.uint8)  # its shape -> (bytes,)
+            for rank in to if self.is_first else ():
+                dist.send(flat, rank)
+            if self.rank in to:
+                dist.recv(flat, 0)
 
     def attend(self) -> None:
         """Meet the others if they wait for it: for a rank that waits for work, and so takes part in no exchange."""
         if self.place is not None and self.place.is_due(self.meeting):
             self._meet(self.place, DistNetworkError("the other ranks have not come"))
 
-    def _any(self, flag: bool) -> bool | None:
+    def _largest(self, number: int) -> int | None:
         if self.size == 1:
-            return flag
-        flags = torch.tensor([int(flag)], dtype=torch.int64)
-        is_known = self._agree(flags, partial(dist.all_reduce, flags, dist.ReduceOp.MAX))
-        return bool(flags.item()) if is_known else None
+            return number
+        numbers = torch.tensor([int(number)], dtype=torch.int64)
+        is_known = self._agree(numbers, partial(dist.all_reduce, numbers, dist.ReduceOp.MAX))
+        return int(numbers) if is_known else None
 
     def broadcast(self, tensor: Tensor, *, source: int) -> None:
         """Overwrite a contiguous tensor on every rank with that of rank `source`; a collective call."""
@@ -179,8 +247,7 @@ class Ranks:
         if self.place is None:
             exchange()
             return True
-        own = self.members[self.rank]
-        self.place.mark(own, is_waiting=True)
+        self.place.mark(self.own, is_waiting=True)
         try:
             exchange()
         except RuntimeError as error:
@@ -190,21 +257,21 @@ class Ranks:
         else:
             return True
         finally:
-            self.place.mark(own, is_waiting=False)
+            self.place.mark(self.own, is_waiting=False)
         self._meet(self.place, loss)
         return False
 
     def _meet(self, place: MeetingPlace, loss: RuntimeError) -> None:
         """Meet all ranks that are left, and go on from the newest position; raises the loss if they do not connect."""
-        own = self.members[self.rank]
+        own = self.own
         place.mark(own, is_waiting=True)
         for number in range(_MOST_MEETINGS):
             if dist.is_initialized():
                 dist.destroy_process_group()
-            changes, members = place.members()
-            if own not in members:
+            met = place.members()
+            if own not in (members := met.ranks):
                 raise loss  # the end of all has begun
-            self.meeting = membership.next_meeting(self.meeting, changes)
+            self.meeting = membership.next_meeting(self.meeting, met.changes)
             if (positions := place.exchange(self.meeting, own, self.position)) is None:
                 continue  # another one is lost
             limit = timedelta(seconds=_CONNECT_SECONDS + number)
@@ -215,6 +282,7 @@ class Ranks:
                     _connect("gloo", dist.HashStore(), 0, 1, _WEEK)  # type: ignore[attr-defined]
                 continue
             self.rank, self.size, self.members = members.index(own), len(members), members
+            self.met_admissions = met.admissions
             self.position = membership.newest_position(positions)
             if self.size == 1:  # which has no more rounds
                 self.position = replace(self.position, members=members)
@@ -270,42 +338,6 @@ def _connect(
     if limit != _WEEK:
         assert dist.group.WORLD is not None
         dist.group.WORLD.set_timeout(_WEEK)
-
-
-def gather_full(tensor: Tensor) -> Tensor:
-    """Return the full tensor; for a sharded one this is a collective call."""
-    full: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
-    return tensor if full is None else full()
-
-
-def gather_to(tensor: Tensor, rank: int) -> Tensor:
-    """Return the full tensor on `rank`; for a sharded one this is a collective call, and others get their part back."""
-    if getattr(tensor, "placements", None) is None:
-        return tensor
-    part, size = local_rows(tensor)[0], dist.get_world_size()
-    rows = -(-tensor.shape[0] // size)
-    if len(part) < rows:  # the last ranks have fewer, or none
-        part = torch.cat((part, part.new_zeros(rows - len(part), *part.shape[1:])))
-    whole = part.new_empty(rows * size, *part.shape[1:]) if dist.get_rank() == rank else part
-    dist.gather(part, None if whole is part else list(whole.split(rows)), rank)
-    return whole[: tensor.shape[0]]
-
-
-def local_rows(tensor: Tensor) -> tuple[Tensor, int]:
-    """Return this rank's rows of a sharded tensor and the number of the first; of any other tensor all of it."""
-    if getattr(tensor, "placements", None) is None:
-        return tensor, 0
-    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
-    rows = -(-tensor.shape[0] // mesh.size())  # as torch.chunk cuts them
-    local: Tensor = tensor.to_local()  # type: ignore[attr-defined]
-    return local, min(mesh.get_local_rank() * rows, tensor.shape[0])
-
-
-@torch.no_grad()
-def copy_into(target: Tensor, values: Tensor) -> None:
-    """Copy full values into a tensor, or this rank's part of them into a sharded one, without communication."""
-    local, first_row = local_rows(target)
-    local.copy_(values if local is target else values[first_row : first_row + len(local)])
 
 
 def is_peer_loss(error: BaseException) -> bool:

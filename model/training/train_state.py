@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -19,7 +19,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import Precision, TrainingConfig
 from cairn.model.errors import InvalidInput, StateMismatch
 from cairn.model.kernels.head_loss import COMPILE_OPTIONS
-from cairn.model.training import determinism, optimizer, parallel
+from cairn.model.training import determinism, optimizer, parallel, sharded_tensors
 from cairn.model.training.gradient_sum import Workers
 
 Group = Literal["weights", "optimizer", "trainer"]
@@ -122,8 +122,8 @@ class TrainState:
         if filled and isinstance(model, GPT):
             with determinism.keeping_generators(device):
                 determinism.seed_generators(training_config.seed, device)
-                model.fill(parallel.copy_into)
-                adapters.fill(model, parallel.copy_into)
+                model.fill(sharded_tensors.copy_into)
+                adapters.fill(model, sharded_tensors.copy_into)
         compiles_whole = training_config.compile and training_config.kernels == "stock"
         return cls(
             model=model,
@@ -153,20 +153,18 @@ class TrainState:
     @torch.no_grad()
     def weights_sum(self) -> Tensor | None:
         """Return an int64 sum over all weights' bits, on the device, None if sharded; any changed word shows."""
-        if self.ranks.is_sharded:
-            return None
-        flat = (parameter.detach().reshape(-1) for parameter in self.model.parameters())  # its shape -> (n,)
-        words = (each.view(torch.int32 if each.nbytes % 8 else torch.int64) for each in flat)
-        sums = torch.stack([each.sum() for each in words])  # (parameters,)
-        mixed = sums ^ ((sums >> 32) & 0xFFFFFFFF)  # a change of high bits changes low ones too
-        return (mixed * _factors(len(sums), self.device)).sum()
+        return None if self.ranks.is_sharded else _sum_bits(list(self.model.parameters()), self.device)
+
+    @torch.no_grad()
+    def bits_sum(self) -> Tensor:
+        """Return the sum (1,) over all tensors of the state, which replicated ranks have in common."""
+        return _sum_bits([named.tensor for named in self.live_tensors()], self.device).reshape(1)
 
     def named_tensors(self) -> tuple[NamedTensor, ...]:
         """Copy the full state to contiguous host memory, sorted by name."""
         live = self.live_tensors()
-        return tuple(
-            replace(one, tensor=parallel.gather_full(one.tensor).to("cpu", copy=True).contiguous()) for one in live
-        )
+        full = ((one, sharded_tensors.gather_full(one.tensor)) for one in live)
+        return tuple(replace(one, tensor=tensor.to("cpu", copy=True).contiguous()) for one, tensor in full)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -174,7 +172,7 @@ class TrainState:
         self.check_fits(tensors)
         for name, group, tensor in self._live():
             if group != "trainer":
-                parallel.copy_into(tensor, tensors[name])
+                sharded_tensors.copy_into(tensor, tensors[name])
         self.load_trainer(tensors)
 
     def check_fits(self, tensors: Mapping[str, Tensor]) -> None:
@@ -220,6 +218,14 @@ class TrainState:
             scaler: dict[str, Any] = self.scaler.state_dict()
             yield "scaler.scale", "trainer", torch.tensor(scaler["scale"], dtype=torch.float32)
             yield "scaler.growth_tracker", "trainer", torch.tensor(scaler["_growth_tracker"], dtype=torch.int64)
+
+
+def _sum_bits(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    flat = (tensor.detach().reshape(-1) for tensor in tensors)  # its shape -> (n,)
+    words = (each.view(torch.int32 if each.nbytes % 8 else torch.int64) for each in flat)
+    sums = torch.stack([each.sum() for each in words])  # (tensors,)
+    mixed = sums ^ ((sums >> 32) & 0xFFFFFFFF)  # a change of high bits changes low ones too
+    return (mixed * _factors(len(sums), device)).sum()
 
 
 @cache
@@ -298,4 +304,4 @@ def load_weights(model: Network, tensors: Mapping[str, Tensor]) -> None:
     if difference := describe_mismatch(expected, offered):
         raise StateMismatch(f"weights do not fit the model ({difference}); use the config the checkpoint was made with")
     for name, parameter in expected.items():
-        parallel.copy_into(parameter, offered[name])
+        sharded_tensors.copy_into(parameter, offered[name])

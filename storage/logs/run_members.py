@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MembersChanged:
-    """Ranks of an attempt were `lost`, and those `remaining` go on from `step` on; `charged` as an end would be.
+    """Ranks of an attempt were `lost`, or `joined` it, and those `remaining` train from `step` on.
 
-    Ranks are numbered as the attempt began. Also the trainer's message.
+    Ranks are numbered as the attempt began, and those that joined further on; they run on `hosts`. A loss is `charged`
+    as an end would be. Also the trainer's message.
     """
 
     attempt: int
@@ -16,3 +17,5 @@ class MembersChanged:
     remaining: tuple[int, ...]
     detail: str
     charged: str | None = None
+    joined: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()

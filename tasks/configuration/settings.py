@@ -266,7 +266,9 @@ class MachinesConfig(Section, use_attribute_docstrings=True):
     check: str = ""
     """command without which no machine joins an attempt: its exit code must be 0"""
     at_least: NotNegative = 0
-    """train with so many machines if no more come; 0: only with all"""
+    """train with so many machines if no more come, or others are lost; 0: begin only with all"""
+    spares: NotNegative = 0
+    """machines of CAIRN_NODES that wait to take the place of one that is lost"""
     wait_seconds: Seconds = 30.0
     """how long an attempt waits for machines, and they for the first, before they leave with 75"""
 

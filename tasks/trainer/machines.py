@@ -9,11 +9,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 
 from cairn.tasks.trainer import signed_connection
+from cairn.tasks.trainer.trainer_protocol import RanksOutlived
 
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
@@ -27,19 +28,24 @@ class Arrival(msgspec.Struct, kw_only=True, frozen=True, tag=True):
 
 
 class RanksEnded(msgspec.Struct, kw_only=True, frozen=True, tag=True):
-    """The ranks of a machine in this attempt have ended."""
+    """The ranks that a machine started in this attempt, by the number it was given, have ended."""
 
     attempt: int
+    node_rank: int
     exit_code: int
 
 
 class StartRanks(msgspec.Struct, kw_only=True, frozen=True, tag=True):
-    """An attempt starts: the machine is number `node_rank` of `nodes`, and the ranks meet at `rendezvous`."""
+    """An attempt starts: the machine is number `node_rank` of `nodes`, and the ranks meet at `rendezvous`.
+
+    Or it `joins` one that is under way, in the place of a machine that was lost; its number is a new one.
+    """
 
     attempt: int
     nodes: int
     node_rank: int
     rendezvous: str
+    joins: bool = False
 
 
 class RunEnded(msgspec.Struct, kw_only=True, frozen=True, tag=True):
@@ -49,21 +55,39 @@ class RunEnded(msgspec.Struct, kw_only=True, frozen=True, tag=True):
 
 
 Message = Arrival | RanksEnded | StartRanks | RunEnded
-OnLost = Callable[[str, str], None]
-"""Called with how a machine was lost, and its name, "" if it is unknown."""
+
+
+class LostMachine(msgspec.Struct, kw_only=True, frozen=True):
+    """How a machine was lost, its name, and the number by which its ranks were started; of one that never came, 0."""
+
+    what: str
+    host: str = ""
+    node_rank: int = 0
+
+
+class OnLost(Protocol):
+    """Called when a machine was lost; whether as many are left as an attempt needs."""
+
+    def __call__(self, *, is_enough: bool) -> None:
+        """Hear of it."""
 
 
 class Machines:
     """The other machines that are connected to the first one; safe to use from several threads."""
 
-    def __init__(self, nodes: int) -> None:
-        """Expect machines 1 to `nodes` - 1."""
-        self.nodes = nodes
+    def __init__(self, nodes: int, *, spares: int = 0, at_least: int = 0) -> None:
+        """Expect machines 1 to `nodes` - 1, and as many more as there are spares; each can stand for any other.
+
+        An attempt that loses some goes on with `at_least` so many, with the first.
+        """
+        self.nodes, self._spares, self._at_least = nodes, spares, at_least
         self._connected: dict[int, signed_connection.SignedConnection] = {}
         self._hosts: dict[int, str] = {}
-        self._training, self._attempt = set[int](), 0
+        self._training, self._started, self._places = dict[int, int](), list[str](), 0
+        self._order = StartRanks(attempt=0, nodes=1, node_rank=0, rendezvous="")
         self._changed = threading.Condition()
-        self._on_lost: OnLost = lambda what, host: None
+        self._lost, self._vacated = dict[int, LostMachine](), set[int]()
+        self._on_lost: OnLost = lambda *, is_enough: None
 
     @contextlib.contextmanager
     def serving(self, address: str, secret: bytes, say: Callable[[str], None]) -> Iterator[None]:
@@ -76,12 +100,13 @@ class Machines:
                 raise
 
     def gather(self, wait_seconds: float, *, is_stopping: Callable[[], bool]) -> int:
-        """Wait until all machines are connected, at most so long; return how many are here, with the first."""
+        """Wait until enough machines are connected, at most so long; return how many can train, with the first."""
         deadline = time.monotonic() + wait_seconds
         with self._changed:
+            self._places = 0  # no attempt is under way
             while len(self._connected) < self.nodes - 1 and time.monotonic() < deadline and not is_stopping():
                 self._changed.wait(_POLL_SECONDS)
-            return 1 + len(self._connected)
+            return min(1 + len(self._connected), self.nodes)
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the names of the other machines that an attempt of `nodes` machines gets."""
@@ -91,14 +116,49 @@ class Machines:
     def start_ranks(self, attempt: int, nodes: int, rendezvous: str, on_lost: OnLost) -> None:
         """Start the ranks of `nodes` machines; `on_lost` is called for each that fails before its ranks end well."""
         with self._changed:
-            self._on_lost, self._attempt = on_lost, attempt
-            chosen = sorted(self._connected.items())[: nodes - 1]
-            self._training = {rank for rank, _ in chosen}
-            missing = nodes - 1 - len(chosen)
-        for number, (_, connection) in enumerate(chosen, 1):
-            _send(connection, StartRanks(attempt=attempt, nodes=nodes, node_rank=number, rendezvous=rendezvous))
+            self._on_lost, self._training, self._started, self._places = on_lost, {}, [""], nodes - 1
+            self._lost.clear()
+            self._vacated.clear()
+            self._order = StartRanks(attempt=attempt, nodes=nodes, node_rank=0, rendezvous=rendezvous)
+            self._fill_places()
+            missing, self._places = self._places, 0
         if missing:
-            on_lost(f"{missing} of {nodes} machines left before the attempt started", "")
+            self._lost[0] = LostMachine(what=f"{missing} of {nodes} machines left before the attempt started")
+            on_lost(is_enough=True)
+
+    def lost(self) -> LostMachine | None:
+        """Return the first machine of this attempt that was lost, and that its ranks have not outlived."""
+        return next(iter(self._lost.values()), None)
+
+    def outlive(self, outlived: RanksOutlived) -> None:
+        """The ranks go on without those of a machine: one that waits, or the next that comes, joins them."""
+        if (node_rank := outlived.machine) is None:
+            return
+        with self._changed:
+            self._vacate(node_rank)
+            left, host = 1 + len(self._training), self._started[node_rank]
+            lost = self._lost.pop(node_rank, LostMachine(what=f"machine {host}", host=host, node_rank=node_rank))
+            if is_few := left < self._at_least:
+                what = f"{lost.what}: {left} left, machines.at_least = {self._at_least}"
+                self._lost[node_rank] = msgspec.structs.replace(lost, what=what)
+        if is_few:
+            self._on_lost(is_enough=False)
+
+    def _vacate(self, place: int) -> None:
+        self._training = {number: own for number, own in self._training.items() if own != place}
+        if place not in self._vacated:
+            self._vacated.add(place)
+            self._places += 1
+            self._fill_places()
+
+    def _fill_places(self) -> None:
+        for number, connection in sorted(self._connected.items()):
+            if self._places and number not in self._training:
+                self._places -= 1
+                self._training[number] = place = len(self._started)
+                self._started.append(self._hosts[number])
+                order = msgspec.structs.replace(self._order, node_rank=place, joins=place >= self._order.nodes)
+                _send(connection, order)
 
     def end(self, exit_code: int) -> None:
         """Tell every machine that the run ends here."""
@@ -109,17 +169,16 @@ class Machines:
 
     def _serve(self, peer: signed_connection.SignedConnection) -> None:
         arrival = receive(peer)
-        if not isinstance(arrival, Arrival) or not 0 < (number := arrival.node_rank) < self.nodes:
+        if not isinstance(arrival, Arrival) or not 0 < (number := arrival.node_rank) < self.nodes + self._spares:
             return
         with self._changed:  # a machine that comes back replaces a connection that only seems open
             self._connected[number], self._hosts[number] = peer, arrival.host
+            self._fill_places()
             self._changed.notify_all()
         try:
             while isinstance(ended := receive(peer), RanksEnded):
-                if ended.attempt == self._attempt and ended.exit_code:
-                    self._lose(number, f"the ranks of {{}} ended with exit code {ended.exit_code}")
-                elif ended.attempt == self._attempt:
-                    self._training.discard(number)
+                if (ended.attempt, ended.node_rank) == (self._order.attempt, self._training.get(number)):
+                    self._lose(number, f"the ranks of {{}} ended with exit code {ended.exit_code}", ended.exit_code)
         finally:
             with self._changed:
                 if is_gone := self._connected.get(number) is peer:
@@ -127,11 +186,17 @@ class Machines:
             if is_gone:
                 self._lose(number, "{} is gone")
 
-    def _lose(self, number: int, what: str) -> None:
-        if number in self._training:
-            self._training.discard(number)
-            host = self._hosts[number]
-            self._on_lost(what.format(f"machine {number}, {host},"), host)
+    def _lose(self, number: int, what: str, exit_code: int = 1) -> None:
+        with self._changed:
+            place = self._training.pop(number, 0)
+            if not (place and exit_code):
+                return
+            if place >= self._order.nodes:  # the ranks go on without one that joins
+                self._vacate(place)
+                return
+            host = self._started[place]
+            self._lost[place] = LostMachine(what=what.format(f"machine {number}, {host},"), host=host, node_rank=place)
+        self._on_lost(is_enough=True)
 
 
 def connect(address: str, secret: bytes, node_rank: int) -> signed_connection.SignedConnection | None:

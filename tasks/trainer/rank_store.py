@@ -1,8 +1,6 @@
 """Where the ranks of one model find each other: a key-value store as torch's own, which outlives any of them."""
 
-import mmap
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -12,50 +10,20 @@ from typing import Any
 import msgspec
 from torch.distributed import DistNetworkError, PrefixStore, Store  # type: ignore[attr-defined]
 
-from cairn.model.training.membership import MeetingNumber, Position, next_meeting
-from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer import rank_values, signed_connection, trainer_group
+from cairn.model.training.membership import MeetingNumber, Members, Position, next_meeting
+from cairn.tasks.trainer import rank_values, trainer_group
 
-_CONNECT_SECONDS = 30.0
 _TIMEOUT = timedelta(minutes=5)
 _POLL_SECONDS = 0.02
 
 
-class RemoteValues:
-    """The values in another process, for several threads; `DistNetworkError`, as torch, once they are out of reach."""
-
-    def __init__(self, address: str, secret: bytes, rank: int) -> None:
-        """Join as `rank`; raises `TaskError` if that is taken."""
-        self._lock = threading.Lock()
-        try:  # the first machine's launcher listens before any rank starts
-            self._peer = signed_connection.connect(address, secret, timeout_seconds=_CONNECT_SECONDS)
-        except (OSError, signed_connection.ConnectionEnded) as error:
-            raise DistNetworkError(f"{address}: the first machine's launcher does not answer: {error}") from error
-        if self.ask(rank_values.Request(operation="add", key=f"joined/{rank}", number=1)).number > 1:
-            self.close()
-            raise TaskError(f"rank {rank} has joined this attempt already; the next attempt has a place for it")
-
-    def ask(self, request: rank_values.Request) -> rank_values.Answer:
-        """Execute a request there."""
-        try:
-            with self._lock:
-                self._peer.send(msgspec.msgpack.encode(request))
-                return msgspec.msgpack.decode(self._peer.receive(), type=rank_values.Answer)
-        except (OSError, signed_connection.ConnectionEnded) as error:
-            raise DistNetworkError(f"the first machine's launcher is gone: {error}") from error
-
-    def close(self) -> None:
-        """Hang up."""
-        self._peer.close()
-
-
-SharedValues = rank_values.FolderValues | RemoteValues
-
-
 class RankStore(Store):
-    """Shared values as a store of torch; once `is_over`, nothing is waited for any more."""
+    """Shared values as a store of torch; once `is_over`, nothing is waited for any more.
 
-    def __init__(self, values: SharedValues, is_over: Callable[[], bool] = lambda: False) -> None:
+    Raises torch's `DistNetworkError` where the values are out of reach.
+    """
+
+    def __init__(self, values: rank_values.SharedValues, is_over: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
         self.values, self._is_over = values, is_over
 
@@ -97,7 +65,10 @@ class RankStore(Store):
         return self
 
     def _ask(self, operation: rank_values.Operation, key: str, **values: Any) -> rank_values.Answer:
-        return self.values.ask(rank_values.Request(operation=operation, key=key, **values))
+        try:
+            return self.values.ask(rank_values.Request(operation=operation, key=key, **values))
+        except rank_values.ValuesGone as error:
+            raise DistNetworkError(str(error)) from error
 
 
 def open_rank_store(environment: Mapping[str, str], *, rank: int) -> RankStore:
@@ -105,53 +76,66 @@ def open_rank_store(environment: Mapping[str, str], *, rank: int) -> RankStore:
     if path := environment.get(trainer_group.RANK_STORE):
         return RankStore(rank_values.FolderValues(Path(path)))
     secret = trainer_group.rendezvous_secret(environment)
-    return RankStore(RemoteValues(environment[trainer_group.RENDEZVOUS], secret, rank))
+    try:
+        return RankStore(rank_values.RemoteValues(environment[trainer_group.RENDEZVOUS], secret, rank))
+    except rank_values.ValuesGone as error:
+        raise DistNetworkError(str(error)) from error
 
 
 def _bytes(value: bytes | str) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-class FolderMeetings:
-    """Where the ranks of one machine meet again; their launcher says who is left."""
+class Meetings:
+    """Where ranks meet again, and let others join; their launchers say who is left."""
 
-    def __init__(self, values: rank_values.FolderValues) -> None:
-        self._values, self._store = values, RankStore(values)  # kept: a prefix keeps no object of Python alive
-        with values.waiting_path.open("r+b") as file:
-            self._waiting = mmap.mmap(file.fileno(), 0)
+    def __init__(self, store: RankStore, marks: rank_values.WaitingMarks) -> None:
+        self._values, self._marks = store.values, marks
+        self._store = store  # kept: a prefix keeps no object of Python alive
 
-    def members(self) -> tuple[int, tuple[int, ...]]:
-        """Return how often the members have changed, and who they are now."""
-        members = rank_values.read_members(self._values)
-        return members.changes, members.ranks
+    def members(self) -> Members:
+        """Return the members as they are now."""
+        return rank_values.read_members(self._values)
+
+    def admit(self, number: int) -> None:
+        """Make those members who wait, unless this admission has been made."""
+        rank_values.change_members(self._values, lambda members: members.admitted(number))
+
+    def wait_for_admission(self, rank: int) -> None:
+        """Say that a rank is ready, and wait until it is a member, or the end has begun."""
+        rank_values.change_members(self._values, lambda members: members.with_waiting(rank))
+        while (members := self.members()).ranks and rank not in members.ranks:
+            time.sleep(_POLL_SECONDS)
 
     def mark(self, rank: int, *, is_waiting: bool) -> None:
         """Show the launcher whether a rank waits for others, which then are those that hang."""
-        self._waiting[rank] = is_waiting
+        self._marks.set(rank, is_waiting)
 
     def is_due(self, last: MeetingNumber) -> bool:
         """Whether the members have changed since, or another one waits at the next meeting."""
-        changes, ranks = self.members()
-        prefix = _prefix(next_meeting(last, changes))
-        return changes > last[0] or any(self._values.get(f"{prefix}{rank}") for rank in ranks)
+        members = self.members()
+        prefix = _prefix(next_meeting(last, members.changes))
+        return members.changes > last[0] or any(self._position(prefix, rank) for rank in members.ranks)
 
     def exchange(self, number: MeetingNumber, rank: int, own: Position) -> Sequence[Position] | None:
         """Wait for the position of every member; None if the members change before."""
-        changes, ranks = self.members()
-        prefix = _prefix(number)
-        self._values[f"{prefix}{rank}"] = msgspec.json.encode(own)
-        while changes == number[0]:
-            found = [self._values.get(f"{prefix}{other}") for other in ranks]
+        members, prefix = self.members(), _prefix(number)
+        rank_values.set_value(self._values, f"{prefix}{rank}", msgspec.json.encode(own))
+        while members.changes == number[0]:
+            found = [self._position(prefix, other) for other in members.ranks]
             if all(found):
                 return [msgspec.json.decode(document or b"", type=Position) for document in found]
             time.sleep(_POLL_SECONDS)
-            changes, ranks = self.members()
+            members = self.members()
         return None
 
     def store(self, number: MeetingNumber) -> Store:
         """Return the store of this meeting alone."""
-        self._store = RankStore(self._values, lambda: self.members()[0] != number[0])
+        self._store = RankStore(self._values, lambda: self.members().changes != number[0])
         return PrefixStore("connect/{}.{}".format(*number), self._store)
+
+    def _position(self, prefix: str, rank: int) -> bytes | None:
+        return rank_values.get_value(self._values, f"{prefix}{rank}")
 
 
 def _prefix(number: MeetingNumber) -> str:
@@ -159,20 +143,19 @@ def _prefix(number: MeetingNumber) -> str:
 
 
 class Rendezvous:
-    """The values that every rank reaches; `store` is torch's, for the process group, `meetings` None between machines.
+    """The values that every rank reaches; `store` is torch's, for the process group, `meetings` for ranks that go on.
 
-    Names of values begin with "cairn/".
+    Names of values begin with "cairn/". `commands` counts those of the parent that this rank has taken.
     """
 
     def __init__(self, rank: int) -> None:
-        self.store = open_rank_store(os.environ, rank=rank)
-        values = self.store.values
-        self.meetings = FolderMeetings(values) if isinstance(values, rank_values.FolderValues) else None
-        self._values = PrefixStore("cairn", self.store)
+        self.store, self.commands = open_rank_store(os.environ, rank=rank), 0
+        marks = rank_values.WaitingMarks(Path(os.environ[trainer_group.RANK_MARKS]))
+        self.meetings, self._values = Meetings(self.store, marks), PrefixStore("cairn", self.store)
 
     def has_lost(self, rank: int) -> bool:
         """Whether the ranks go on without this one."""
-        return self.meetings is not None and rank not in self.meetings.members()[1]
+        return rank not in self.meetings.members().ranks
 
     def put(self, name: str, data: bytes) -> None:
         """Store bytes under a name, over earlier ones."""

@@ -6,21 +6,25 @@ one. Those of several machines are in the memory of the first machine's launcher
 
 import contextlib
 import fcntl
+import mmap
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 from urllib.parse import quote
 
 import msgspec
 
+from cairn.model.training.membership import Members
+from cairn.tasks.errors import TaskError
 from cairn.tasks.trainer import signed_connection
 
-_MEMBERS = "members"
+_MEMBERS, _JOINED = "members", "joined/"
 _MOST_RANKS = 4096
+_CONNECT_SECONDS = 30.0
 
 Operation = Literal["set", "get", "add", "compare_set", "delete"]
 
@@ -59,17 +63,75 @@ def answer_request(request: Request, values: "dict[str, bytes] | FolderValues") 
     return Answer(value=values.get(key))
 
 
+class SharedValues(Protocol):
+    """Values under keys that several processes share."""
+
+    def ask(self, request: Request) -> Answer:
+        """Execute a request at once."""
+
+
+class ValuesGone(TaskError):
+    """The process that has the values does not answer any more."""
+
+
+class MemoryValues:
+    """The values of a process that serves them to others."""
+
+    def __init__(self) -> None:
+        self._values, self._lock = dict[str, bytes](), threading.Lock()
+
+    def ask(self, request: Request) -> Answer:
+        """Execute a request."""
+        with self._lock:
+            return answer_request(request, self._values)
+
+
+class RemoteValues:
+    """The values in another process, for several threads; raises `ValuesGone` once they are out of reach."""
+
+    def __init__(self, address: str, secret: bytes, name: object) -> None:
+        """Join under a name; raises `TaskError` if that is taken."""
+        self._lock = threading.Lock()
+        try:  # the first machine's launcher listens before any rank starts
+            self._peer = signed_connection.connect(address, secret, timeout_seconds=_CONNECT_SECONDS)
+        except (OSError, signed_connection.ConnectionEnded) as error:
+            raise ValuesGone(f"{address}: the first machine's launcher does not answer: {error}") from error
+        if self.ask(Request(operation="add", key=f"{_JOINED}{name}", number=1)).number > 1:
+            self.close()
+            raise TaskError(f"rank {name} has joined this attempt already; the next attempt has a place for it")
+
+    def ask(self, request: Request) -> Answer:
+        """Execute a request there."""
+        try:
+            with self._lock:
+                self._peer.send(msgspec.msgpack.encode(request))
+                return msgspec.msgpack.decode(self._peer.receive(), type=Answer)
+        except (OSError, signed_connection.ConnectionEnded) as error:
+            raise ValuesGone(f"the first machine's launcher is gone: {error}") from error
+
+    def close(self) -> None:
+        """Hang up."""
+        self._peer.close()
+
+
 @contextlib.contextmanager
-def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
-    """Serve at HOST:PORT until the block ends, one thread for each connection; yields the port."""
-    values, lock = dict[str, bytes](), threading.Lock()
+def serving_rendezvous(
+    address: str, secret: bytes, values: MemoryValues, on_gone: Callable[[str], None] = lambda name: None
+) -> Iterator[int]:
+    """Serve values at HOST:PORT until the block ends, one thread for each connection; yields the port.
+
+    `on_gone` is called with the name of who had joined and has hung up, in order or not.
+    """
 
     def serve(peer: signed_connection.SignedConnection) -> None:
-        while True:
-            request = msgspec.msgpack.decode(peer.receive(), type=Request)
-            with lock:
-                answer = answer_request(request, values)
-            peer.send(msgspec.msgpack.encode(answer))
+        name = ""
+        try:
+            while True:
+                request = msgspec.msgpack.decode(peer.receive(), type=Request)
+                name = name or request.key.removeprefix(_JOINED)
+                peer.send(msgspec.msgpack.encode(values.ask(request)))
+        finally:
+            on_gone(name)
 
     with signed_connection.listening(address, secret, serve, partial(print, file=sys.stderr, flush=True)) as port:
         yield port
@@ -82,13 +144,6 @@ class FolderValues:
         """Use the folder, which is made if need be."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        with self.waiting_path.open("ab") as file:
-            file.truncate(_MOST_RANKS)
-
-    @property
-    def waiting_path(self) -> Path:
-        """The file with a byte for each rank, which is not 0 while it waits for others."""
-        return self._folder / ".waiting"
 
     def ask(self, request: Request) -> Answer:
         """Execute a request."""
@@ -120,18 +175,46 @@ class FolderValues:
         return self._folder / quote(key, safe="")
 
 
-class Members(msgspec.Struct, kw_only=True, frozen=True):
-    """Which ranks train together, and how often that has changed; none once their end has begun."""
+class WaitingMarks:
+    """Which ranks of this machine wait for others, a byte for each in a file that their launcher reads."""
 
-    changes: int = 0
-    ranks: tuple[int, ...] = ()
+    def __init__(self, path: Path) -> None:
+        """Use the file, which is made if need be."""
+        with path.open("a+b") as file:
+            file.truncate(_MOST_RANKS)
+            self._marks = mmap.mmap(file.fileno(), 0)
+
+    def set(self, rank: int, is_waiting: bool) -> None:
+        """Show whether a rank waits."""
+        self._marks[rank] = is_waiting
+
+    def has(self, rank: int) -> bool:
+        """Whether a rank waits."""
+        return bool(self._marks[rank])
 
 
-def write_members(values: FolderValues, members: Members) -> None:
-    """Publish the members, over those before."""
-    values[_MEMBERS] = msgspec.json.encode(members)
+def get_value(values: SharedValues, key: str) -> bytes | None:
+    """Return a value, or None."""
+    return values.ask(Request(operation="get", key=key)).value
 
 
-def read_members(values: FolderValues) -> Members:
-    """Return the members as the launcher has published them last."""
-    return msgspec.json.decode(values.get(_MEMBERS) or b"{}", type=Members)
+def set_value(values: SharedValues, key: str, value: bytes) -> None:
+    """Store a value over the one before."""
+    values.ask(Request(operation="set", key=key, value=value))
+
+
+def read_members(values: SharedValues) -> Members:
+    """Return the members as they were published last."""
+    return msgspec.json.decode(get_value(values, _MEMBERS) or b"{}", type=Members)
+
+
+def change_members(values: SharedValues, change: Callable[[Members], Members]) -> tuple[Members, Members]:
+    """Publish the members after a change, which is made again if another process was quicker; return both."""
+    while True:
+        expected = get_value(values, _MEMBERS) or b""
+        before = msgspec.json.decode(expected or b"{}", type=Members)
+        after = change(before)
+        desired = msgspec.json.encode(after)
+        request = Request(operation="compare_set", key=_MEMBERS, value=desired, expected=expected)
+        if after == before or values.ask(request).value == desired:
+            return before, after

@@ -8,9 +8,11 @@ import math
 import os
 import platform
 import signal
+import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -24,7 +26,6 @@ from cairn.model.data.sample_order import SampleOrder
 from cairn.model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
 from cairn.model.estimates.utilization import peak_flops, peak_source
 from cairn.model.training.determinism import make_deterministic
-from cairn.model.training.parallel import Ranks
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
 from cairn.model.training.training_step import BASELINE_STEPS, StepInputs, find_bad_windows, find_spike
@@ -44,18 +45,21 @@ from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, o
 from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil
 
 _MEASURE_SECONDS = 1.0
+_ADMIT, _STOP = 1, 2
+"""The wishes of ranks between two steps, of which the largest is carried out."""
 
 
 class StepReporter:
     """Counts the steps of one attempt; only rank 0 stores and sends their records."""
 
-    def __init__(self, spec: TrainerSpec, store: ObjectStore, run_prefix: str, channel: Channel, ranks: Ranks) -> None:
+    def __init__(self, spec: TrainerSpec, store: ObjectStore, run_prefix: str, channel: Channel, place: Place) -> None:
         """Open the step log; GPU-seconds count from now."""
-        self._attempt, self._channel, self._ranks, self._devices = spec.attempt, channel, ranks, spec.devices
+        self._attempt, self._channel, self._devices = spec.attempt, channel, spec.devices
+        self._ranks, self._rendezvous = place.ranks, place.rendezvous
         self._step_tokens = spec.training.global_batch * spec.model.block_size
         self._log = step_log.StepLog(store, run_prefix, spec.attempt, spec.claim_id, spool_dir=spec.work_dir)
         self._started, self._tokens, self.learning_rate = time.monotonic(), 0, 0.0
-        self._measure_at, self._members = 0.0, ranks.members
+        self._measure_at, self._members = 0.0, place.ranks.members
 
     def report(self, result: StepResult) -> None:
         """Count a step; store and send its record, after which ranks make it if these have changed."""
@@ -79,19 +83,27 @@ class StepReporter:
         self._channel.send(done)
 
     def _report_members(self, step: int) -> None:
-        if (left := self._ranks.members) != self._members:
-            lost = tuple(rank for rank in self._members if rank not in left)
-            self._members, named = left, ", ".join(map(str, lost))
-            detail = f"rank {named} lost after step {step - 1}; {', '.join(map(str, left))} go on with the same bits"
-            change = MembersChanged(
-                attempt=self._attempt,
-                step=step,
-                lost=lost,
-                remaining=left,
-                detail=detail,
-                charged=TerminationReason.LOST,
-            )
-            self._channel.send(change)  # of rank 0 alone
+        members, before = self._ranks.members, self._members
+        if members == before or not self._ranks.is_first:
+            return
+        self._members = members
+        lost = tuple(rank for rank in before if rank not in members)
+        joined = tuple(rank for rank in members if rank not in before)
+        hosts = [self._rendezvous.get(f"host/{rank}").decode() for rank in joined] if self._rendezvous else []
+        said = [f"{_named(lost)} lost"] if lost else []
+        said += [f"{_named(joined)} joined with the others' state ({', '.join(sorted(set(hosts)))})"] if joined else []
+        detail = f"{' and '.join(said)} after step {step - 1}; {', '.join(map(str, members))} go on with the same bits"
+        change = MembersChanged(
+            attempt=self._attempt,
+            step=step,
+            lost=lost,
+            joined=joined,
+            hosts=tuple(hosts),
+            remaining=members,
+            detail=detail,
+            charged=TerminationReason.LOST if lost else None,
+        )
+        self._channel.send(change)
 
     def publish(self) -> None:
         """Upload the records, if the store is not a local folder."""
@@ -108,6 +120,10 @@ class StepReporter:
 
     def _gpu_seconds(self) -> float:
         return (time.monotonic() - self._started) * self._devices
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 class SpikeCheck:
@@ -148,13 +164,13 @@ class Trainer:
         """Open data and state; training stops after the step in which `stop` is set."""
         self._spec, self._channel, self._stop = spec, channel, stop
         self._ranks, self._store, prefix = place.ranks, open_store(spec.store_url), run_log.run_prefix(spec.run_id)
-        self._reporter = StepReporter(spec, self._store, prefix, channel, place.ranks)
-        self._load = training_setup.CheckpointLoad(self._store, spec.resume)
+        self._reporter = StepReporter(spec, self._store, prefix, channel, place)
+        self._load = training_setup.CheckpointLoad(self._store, spec.resume if place.ranks.has_state else None)
         self._data = training_setup.open_training_data(self._store, spec, place)
         self._state = training_setup.fresh_state(self._store, spec, self._data, place)
         self._faults = FaultPlan(self._store, prefix, spec.faults, attempt=spec.attempt)
         self._spikes = SpikeCheck(spec.divergence, self._data.inputs.order)
-        self._rendezvous = place.rendezvous
+        self._rendezvous, self._joins = place.rendezvous, not place.ranks.has_state
         shared, buffer = None, staging_buffer.StagingBuffer(place.device)
         if place.rendezvous is not None:
             shared = staging.SharedStaging(place.ranks, place.rendezvous, self._state.live_tensors())
@@ -164,7 +180,17 @@ class Trainer:
         )
 
     def resume(self) -> None:
-        """Restore the state from the spec's checkpoint or initial weights, and report that training can begin."""
+        """Restore the state from the spec's checkpoint or initial weights, and report that training can begin.
+
+        A rank that joins others waits for them and takes over the state of rank 0, within the command under way.
+        """
+        if self._joins:
+            assert self._rendezvous is not None
+            self._rendezvous.put(f"host/{self._ranks.own}", socket.gethostname().encode())
+            if self._state.beside:
+                self._load.beside(self._state, self._spec.initial_weights_sha256)
+            self._ranks.join(self._hand_over, self._state.bits_sum)
+            return
         for kind in self._faults.due(self._spec.attempt, IN_LOAD) if self._ranks.is_first else ():
             self._faults.pause(kind, self._spec.attempt, stopping=self._stop.is_set)
         digest = self._load.into(self._state, self._spec.initial_weights_sha256)
@@ -180,6 +206,24 @@ class Trainer:
             self._rendezvous.put("go-on", b"1")
         self._channel.send(ready)
 
+    def _hand_over(self) -> None:
+        """Give the state, and the number of the command under way, to the ranks that join; such a rank takes both."""
+        assert self._rendezvous is not None
+        live, is_newcomer = self._state.live_tensors(), not self._ranks.has_state
+        commands = torch.tensor([self._rendezvous.commands - 1])
+        self._ranks.hand_over([*(named.tensor for named in live), commands])
+        if is_newcomer:
+            self._state.load_trainer({named.name: named.tensor for named in live})
+            self._rendezvous.commands = int(commands)
+
+    def _is_to_stop(self) -> bool:
+        """Ask all ranks between two steps whether one of them is to stop; let in those who wait, if not."""
+        wish = _STOP if self._stop.is_set() else _ADMIT if self._ranks.is_waited_for() else 0
+        answer = self._ranks.largest(wish)
+        if answer == _ADMIT:
+            self._ranks.admit(self._hand_over, self._state.bits_sum)
+        return answer == _STOP
+
     def _ranks_agree(self, own: log_entry.Arithmetic) -> log_entry.Arithmetic:
         """Return the first rank's arithmetic, with a flag if another rank has another: bits depend on who has which."""
         first = torch.tensor(int(own.digest, 16))  # ()
@@ -193,11 +237,11 @@ class Trainer:
 
         With `stall_seconds` nothing is copied or staged if the checkpoint before is still on its way so much later.
         """
-        self._ranks.any(False)  # so that a rank that was lost is known to all before a checkpoint is shared
+        if not self._joins:  # so that a rank that was lost is known to all before a checkpoint is shared
+            self._ranks.any(False)
+        self._joins = False  # a rank that has just joined is within its first segment
         self._staging.prepare(self._state.live_tensors())
-        observer = StepObserver(
-            on_step=self._on_step, stop_requested=lambda: self._ranks.any(self._stop.is_set()), probe=self._data.probe
-        )
+        observer = StepObserver(on_step=self._on_step, stop_requested=self._is_to_stop, probe=self._data.probe)
         schedule = default_fetch_schedule(self._state, at_steps=self._faults.steps)
         try:
             stopped = train_until(self._state, self._data.inputs, observer, until_step=until_step, schedule=schedule)

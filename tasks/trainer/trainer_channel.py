@@ -21,6 +21,7 @@ import torch
 
 from cairn.model.estimates.utilization import measure_machine
 from cairn.model.training import determinism, parallel
+from cairn.model.training.membership import NOWHERE
 from cairn.storage.stores.child_process import ORDER_SECONDS
 from cairn.tasks.policy import failures
 from cairn.tasks.trainer import trainer_group, trainer_protocol
@@ -93,7 +94,7 @@ class RankChannel:
 
     def __init__(self, rank: int, size: int) -> None:
         """Connect to the other ranks and, as rank 0, to the parent."""
-        self._rank, self._size, self._ranks, self._commands = rank, size, parallel.SINGLE_RANK, 0
+        self._rank, self._size, self._ranks = rank, size, parallel.SINGLE_RANK
         self._parent = ParentChannel() if rank == 0 else None
         if self._parent is None:
             os.dup2(2, 1)  # stdout belongs to rank 0's events
@@ -118,21 +119,27 @@ class RankChannel:
         return spec
 
     def join(self, spec: trainer_protocol.TrainerSpec) -> Place:
-        """Join the other ranks, which all have the spec by then; each rank of a machine gets its own GPU."""
+        """Join the other ranks, which all have the spec by then; each rank of a machine gets its own GPU.
+
+        A rank with a number that is not one of the first ones joins later, when it has all but the state.
+        """
         device = determinism.resolve_device(spec.training.device)
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
-        mode, store = spec.training.parallel, self._rendezvous.store
-        self._ranks = parallel.join_ranks(
-            self._rank, self._size, mode=mode, device=device, store=store, place=self._rendezvous.meetings
-        )
+        mode, store, place = spec.training.parallel, self._rendezvous.store, self._rendezvous.meetings
+        if self._rank >= self._size:
+            self._ranks = parallel.Ranks(place=place, members=(self._rank,), position=NOWHERE)
+        else:
+            self._ranks = parallel.join_ranks(
+                self._rank, self._size, mode=mode, device=device, store=store, place=place
+            )
         return Place(device=device, ranks=self._ranks, rendezvous=self._rendezvous)
 
     def next_command(self) -> trainer_protocol.Command | trainer_protocol.Event:
         """Wait for the parent's next command; every rank must call it and gets the same command."""
-        self._commands += 1
-        name = f"command/{self._commands}"
+        self._rendezvous.commands += 1
+        name = f"command/{self._rendezvous.commands}"
         if self._parent is not None:
             command = self._parent.next_command(meanwhile=self._ranks.attend)
             self._rendezvous.put(name, trainer_protocol.encode_message(command))
@@ -142,10 +149,13 @@ class RankChannel:
         return trainer_protocol.decode_message(message)
 
     def send(self, event: trainer_protocol.Event) -> None:
-        """Send an event; of a rank other than 0 only an exception is sent, and waited for until rank 0 forwarded it."""
+        """Send an event; of a rank other than 0 only an exception is sent, and waited for until rank 0 forwarded it.
+
+        That of a rank that has joined nobody ends nobody else.
+        """
         if self._parent is not None:
             self._parent.send(event)
-        elif isinstance(event, failures.ExceptionReport):
+        elif isinstance(event, failures.ExceptionReport) and self._ranks.has_state:
             self._rendezvous.put(_EXCEPTION, trainer_protocol.encode_message(event))
             self._rendezvous.get(_EXCEPTION_SENT, timeout_seconds=_EXCEPTION_SECONDS)
 

@@ -2,8 +2,8 @@
 
 The launcher (`python -m cairn.tasks.trainer.trainer_group`) starts and watches the ranks. If one exits badly, all are
 ended within seconds and the parent learns which one; but one that is killed, and is not rank 0, leaves the others to go
-on without it where they have said that they can. Rank 0 inherits stdin and stdout. The ranks of one machine meet in a
-folder that only this user can reach, those of several in a small key-value store in the first machine's launcher.
+on where they have said that they can, and another one is started to join them. Rank 0 inherits stdin and stdout. The
+ranks of one machine meet in a folder that only this user can reach, those of several in the first machine's launcher.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ import os
 import re
 import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from subprocess import Popen
 from types import FrameType
 from typing import Literal
@@ -26,8 +26,8 @@ import psutil
 from cairn.model.configuration.training import TrainingConfig
 from cairn.storage.stores import child_process
 from cairn.tasks.errors import TaskError
-from cairn.tasks.policy.failures import PEER_LOST_EXIT_CODE
 from cairn.tasks.trainer import rank_values, trainer_protocol
+from cairn.tasks.trainer.launched_ranks import LAUNCHER, LaunchedRanks
 
 TRAINER_COMMAND = child_process.child_command("cairn.tasks.trainer.trainer")
 STACKS_SIGNAL = signal.SIGQUIT
@@ -36,13 +36,10 @@ HUNG_SIGNAL = signal.SIGWINCH
 """Has the launcher kill the ranks that hang, if the others can go on; ignored by a trainer without one."""
 RANK_STORE, RENDEZVOUS, RENDEZVOUS_SECRET = "CAIRN_RANK_STORE", "CAIRN_RENDEZVOUS", "CAIRN_RENDEZVOUS_SECRET"
 """Variables: the folder where the ranks of one machine meet; where those of several do, and their secret."""
-GO_ON = "cairn/go-on"
-"""The value by which the ranks say that they go on without one that is killed."""
+RANK_MARKS = "CAIRN_RANK_MARKS"
+"""Variable: the file in which the ranks of this machine mark that they wait for others."""
 _DEVICES = Path("/dev")
 _SECRET_CHARACTERS = 16
-_POLL_SECONDS = 0.05
-_GRACE_SECONDS = 2.0
-"""After one rank has failed, the time in which the others may exit by themselves."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
@@ -51,17 +48,19 @@ class TrainerGroup:
     """`processes` on each of `nodes` machines; several machines meet at `rendezvous`, HOST:PORT of the first.
 
     On the first machine this is where commands meet (`machines`); its ranks listen at a free port of the same host.
+    The ranks of a machine that `joins` are let in by those that train; its number is one that no other had.
     """
 
     processes: int = 1
     nodes: int = 1
     node_rank: int = 0
     rendezvous: str = ""
+    joins: bool = False
 
     def __post_init__(self) -> None:
         if self.processes < 1 or self.nodes < 1:
             raise TaskError(f"processes={self.processes}, nodes={self.nodes}: each must be at least 1")
-        if not 0 <= self.node_rank < self.nodes:
+        if not 0 <= self.node_rank < self.nodes and not self.joins:
             raise TaskError(f"node_rank={self.node_rank}: must be from 0 to nodes - 1 = {self.nodes - 1}")
         if self.nodes > 1 and not re.fullmatch(r"[^\s:]+:\d+", self.rendezvous):
             raise TaskError(f"rendezvous={self.rendezvous!r}: several nodes need HOST:PORT of the first one")
@@ -86,14 +85,21 @@ class TrainerGroup:
 
 
 def trainer_group(
-    training: TrainingConfig, environment: Mapping[str, str], *, devices: Path = _DEVICES
+    training: TrainingConfig, environment: Mapping[str, str], *, spares: int = 0, devices: Path = _DEVICES
 ) -> TrainerGroup:
-    """Return the group by configuration and scheduler; `auto` is a process a GPU, or one. Raises `TaskError`."""
+    """Return the group by configuration and scheduler, without the machines that are `spares`; raises `TaskError`.
+
+    `auto` is a process a GPU, or one.
+    """
     processes = training.processes
     processes = _usable_gpus(training.device, environment, devices) if processes == "auto" else processes
     nodes, rank = _number(environment, "CAIRN_NODES", "1"), _number(environment, "CAIRN_NODE_RANK", "0")
     rendezvous = environment.get(RENDEZVOUS, "")
+    if spares and nodes - spares < 2:
+        rule = "at least two machines train, because the first one's end is the attempt's"
+        raise TaskError(f"machines.spares={spares} of CAIRN_NODES={nodes}; rule: {rule}")
     group = TrainerGroup(processes=processes, nodes=nodes, node_rank=rank, rendezvous=rendezvous)
+    group = replace(group, nodes=nodes - spares, joins=rank >= nodes - spares)
     if group.nodes > 1:
         rendezvous_secret(environment)
     if group.size > 1 and training.device == "mps":
@@ -146,123 +152,79 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, STACKS_SIGNAL):
         signal.signal(number, _forward_signal)
-    group, ranks = msgspec.json.decode(sys.argv[1], type=TrainerGroup), dict[int, "Popen[bytes]"]()
-    with meeting_place(group) as variables:
-        for local in range(group.processes):
-            rank = group.node_rank * group.processes + local
-            own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(group.size)}
-            environment = {**os.environ, **variables, **own}
-            stdin, stdout = (child_process.DEVNULL, sys.stderr.fileno()) if rank else (None, None)
-            ranks[rank] = child_process.start_child(
-                TRAINER_COMMAND,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=None,
-                environment=environment,
-                own_group=False,
-                with_thread=True,
-            )
-        folder = variables.get(RANK_STORE)
-        survival = Survival(rank_values.FolderValues(Path(folder)), sorted(ranks)) if folder else None
-        if survival is not None:
-            signal.signal(HUNG_SIGNAL, lambda *_: survival.is_hung.set())
-        ended = watch(ranks, survival)
+    group = msgspec.json.decode(sys.argv[1], type=TrainerGroup)
+    with meeting_place(group) as place:
+        first = group.node_rank * group.processes
+        ranks = LaunchedRanks(
+            place.values,
+            rank_values.WaitingMarks(Path(place.variables[RANK_MARKS])),
+            partial(_start_rank, group, place.variables),
+            size=group.size,
+            launcher=group.node_rank,
+            gone=place.gone,
+            report=_report,
+        )
+        signal.signal(HUNG_SIGNAL, lambda *_: ranks.is_hung.set())
+        ranks.start([ranks.next_rank() if group.joins else first + local for local in range(group.processes)])
+        ended = ranks.wait()
     if ended is None:
         os._exit(0)
-    with contextlib.suppress(OSError):
-        os.write(1, trainer_protocol.encode_message(ended))
+    _report(ended)
     os._exit(1)
 
 
-class Survival:
-    """Which ranks go on when one is killed: those of one machine that have said `GO_ON`, and always with rank 0."""
-
-    def __init__(self, values: rank_values.FolderValues, ranks: Sequence[int]) -> None:
-        """Publish all ranks as the members."""
-        self._values, self._members = values, rank_values.Members(ranks=tuple(ranks))
-        self._is_over, self.is_hung = False, threading.Event()
-        rank_values.write_members(values, self._members)
-
-    def outlives(self, end: trainer_protocol.RankEnded) -> bool:
-        """Whether the others go on after this end; publish the members that do, none if they do not."""
-        if end.exit_code == 0 or self._is_over:
-            if end.rank == 0 and end.exit_code == 0:  # nothing is left to do: one that waits for the others may go
-                self._is_over = True
-                self._publish(())
-            return True
-        can_go_on = end.rank and end.exit_code == -signal.SIGKILL and self._values.get(GO_ON) is not None
-        left = tuple(rank for rank in self._members.ranks if rank != end.rank) if can_go_on else ()
-        self._publish(left)
-        return bool(left)
-
-    def find_hung(self, ranks: Mapping[int, "Popen[bytes]"]) -> list[int]:
-        """Return the ranks for which the others wait, none of them the first: they are in no exchange, or stopped."""
-        if self._values.get(GO_ON) is None:
-            return []
-        marks = self._values.waiting_path.read_bytes()
-        waiting = {rank for rank in self._members.ranks if marks[rank]}
-        stopped = {rank for rank in waiting if psutil.Process(ranks[rank].pid).status() == psutil.STATUS_STOPPED}
-        hung = sorted(set(self._members.ranks) - waiting | stopped)
-        return [] if 0 in hung else hung
-
-    def _publish(self, ranks: Sequence[int]) -> None:
-        self._members = rank_values.Members(changes=self._members.changes + 1, ranks=tuple(ranks))
-        rank_values.write_members(self._values, self._members)
+def _start_rank(group: TrainerGroup, variables: Mapping[str, str], rank: int, local: int) -> "Popen[bytes]":
+    own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(group.size)}
+    stdin, stdout = (child_process.DEVNULL, sys.stderr.fileno()) if rank else (None, None)
+    return child_process.start_child(
+        TRAINER_COMMAND,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=None,
+        environment={**os.environ, **variables, **own},
+        own_group=False,
+        with_thread=True,
+    )
 
 
-def watch(
-    ranks: Mapping[int, "Popen[bytes]"],
-    survival: Survival | None = None,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-) -> trainer_protocol.RankEnded | None:
-    """Wait until all ranks have ended; two seconds after the first that failed the rest are killed.
+def _report(event: trainer_protocol.Event) -> None:
+    """Send an event to the parent; another machine's launcher has none that listens."""
+    with contextlib.suppress(OSError):
+        os.write(1, trainer_protocol.encode_message(event))
 
-    An end that the others outlive is no failure, and the cause of one only where no other is known.
-    """
-    ends, outlived, grace = list[trainer_protocol.RankEnded](), list[trainer_protocol.RankEnded](), _GRACE_SECONDS
-    while len(ends) + len(outlived) < len(ranks):
-        known = {end.rank for end in (*ends, *outlived)}
-        codes = [(rank, process.poll()) for rank, process in ranks.items() if rank not in known]
-        for rank, code in codes:
-            if code is not None:
-                end = trainer_protocol.RankEnded(rank=rank, exit_code=code)
-                (outlived if survival and survival.outlives(end) else ends).append(end)
-        if survival is not None and survival.is_hung.is_set():
-            survival.is_hung.clear()
-            for rank in survival.find_hung(ranks):
-                ranks[rank].kill()
-        if grace <= 0:
-            for process in ranks.values():
-                process.kill()
-                process.wait()
-            break
-        grace -= _POLL_SECONDS if any(end.exit_code for end in ends) else 0
-        sleep(_POLL_SECONDS)
-    return find_failed_rank([*ends, *outlived]) if any(end.exit_code for end in ends) else None
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeetingPlace:
+    """Where ranks meet: the variables that name it, its values, and the names of those who have hung up on it."""
+
+    variables: dict[str, str]
+    values: rank_values.SharedValues
+    gone: "SimpleQueue[str]" = field(default_factory=SimpleQueue)
 
 
 @contextlib.contextmanager
-def meeting_place(group: TrainerGroup) -> Iterator[dict[str, str]]:
-    """Yield the environment variables that name where the ranks meet."""
-    if group.nodes == 1:
-        with child_process.temporary_folder("cairn-ranks-") as folder:
+def meeting_place(group: TrainerGroup) -> Iterator[MeetingPlace]:
+    """Open the place where the ranks of the group meet while the block runs."""
+    with child_process.temporary_folder("cairn-ranks-") as folder:
+        marks = {RANK_MARKS: str(folder / "marks")}
+        if group.nodes == 1:
             loopback = _LOOPBACK.get(sys.platform, "")
             kept = {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-            yield {RANK_STORE: str(folder / "store"), **{name: value for name, value in kept.items() if value}}
-    elif group.node_rank == 0:
-        with rank_values.serving_rendezvous(group.rendezvous, rendezvous_secret(os.environ)) as port:
-            os.write(1, trainer_protocol.encode_message(trainer_protocol.Listening(port=port)))
-            yield {RENDEZVOUS: f"{group.host}:{port}"}
-    else:
-        yield {RENDEZVOUS: group.rendezvous}
-
-
-def find_failed_rank(ends: Sequence[trainer_protocol.RankEnded]) -> trainer_protocol.RankEnded | None:
-    """Return the end that is the cause, of those that no one here brought about: not one that only lost a peer."""
-    failed = [end for end in ends if end.exit_code]
-    own = [end for end in failed if end.exit_code != PEER_LOST_EXIT_CODE]
-    return next(iter(own or failed), None)
+            named = {RANK_STORE: str(folder / "store"), **{name: value for name, value in kept.items() if value}}
+            yield MeetingPlace(variables=marks | named, values=rank_values.FolderValues(folder / "store"))
+        elif group.node_rank == 0:
+            values, gone = rank_values.MemoryValues(), SimpleQueue[str]()
+            serving = rank_values.serving_rendezvous(
+                group.rendezvous, rendezvous_secret(os.environ), values, on_gone=gone.put
+            )
+            with serving as port:
+                _report(trainer_protocol.Listening(port=port))
+                named = {RENDEZVOUS: f"{group.host}:{port}"}
+                yield MeetingPlace(variables=marks | named, values=values, gone=gone)
+        else:
+            secret, name = rendezvous_secret(os.environ), f"{LAUNCHER}{group.node_rank}"
+            remote = rank_values.RemoteValues(group.rendezvous, secret, name)
+            yield MeetingPlace(variables=marks | {RENDEZVOUS: group.rendezvous}, values=remote)
 
 
 def _forward_signal(number: int, frame: FrameType | None) -> None:

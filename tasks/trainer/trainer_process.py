@@ -9,13 +9,11 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-import psutil
 
 from cairn.model.estimates.numerics import MachineSpeed
 from cairn.storage.logs import run_entries, run_members, step_log
@@ -32,7 +30,7 @@ _EXIT_SECONDS = 30.0
 """A large process dies slowly: it may write a core dump, and the kernel unmaps its memory."""
 IMPORT_SECONDS = 5.0
 """About the time a trainer's imports take; one that waits for longer only uses memory."""
-_TRIAL_SECONDS = 60.0
+_TRIAL_SECONDS, _HUNG_SECONDS = 60.0, 10.0
 _STACKS_POLLS, _STACKS_POLL_SECONDS, _STACK_LINES = 20, 0.1, 40
 
 
@@ -126,7 +124,7 @@ class ReceivedEvents:
     """The newest events that a trainer has sent; safe to use from several threads.
 
     `segments` counts the segments that ended, `staged` has the checkpoints that nobody has taken yet, or what became of
-    them; `outcome` is the newest of these since the last command.
+    them; `outcome` is the newest of these since the last command. `outlived` has all ranks that others outlive.
     """
 
     def __init__(self) -> None:
@@ -136,6 +134,7 @@ class ReceivedEvents:
         self.segments = 0
         self.staged: dict[int, Staged] = {}
         self.outcome: Staged | None = None
+        self.outlived = list[trainer_protocol.RanksOutlived]()
 
     def add(self, event: trainer_protocol.Command | trainer_protocol.Event) -> None:
         """Keep an event and wake those who wait."""
@@ -143,6 +142,8 @@ class ReceivedEvents:
             self.segments += isinstance(event, trainer_protocol.SegmentDone)
             if isinstance(event, Staged):
                 self.outcome = self.staged[event.step] = event
+            elif isinstance(event, trainer_protocol.RanksOutlived):
+                self.outlived.append(event)
             elif not isinstance(event, ExceptionReport) or not self.newest(ExceptionReport):
                 self._newest[type(event)] = event  # of several ranks, the first report has the cause
             self._changed.notify_all()
@@ -157,10 +158,10 @@ class ReceivedEvents:
             self._closed = True
             self._changed.notify_all()
 
-    def wait(self, find: Callable[[], T | None]) -> T | None:
-        """Wait until `find` returns something and return it, or None once no more events will come."""
+    def wait(self, find: Callable[[], T | None], limit_seconds: float | None = None) -> T | None:
+        """Wait until `find` returns something and return it, or None once no more events will come, or it is late."""
         with self._changed:
-            self._changed.wait_for(lambda: find() is not None or self._closed)
+            self._changed.wait_for(lambda: find() is not None or self._closed, limit_seconds)
             return find()
 
 
@@ -175,11 +176,17 @@ class TrainerProcess:
         on_step: Callable[[step_log.StepRecord], None],
         on_waiting: Callable[[trainer_protocol.Waiting], None],
         detector: HangDetector,
-        on_lost: Callable[[run_members.MembersChanged], None] = lambda lost: None,
+        on_changed: Callable[[run_members.MembersChanged], None] = lambda change: None,
+        on_outlived: Callable[[trainer_protocol.RanksOutlived], None] = lambda outlived: None,
     ) -> None:
-        """Send `child` its spec; a thread calls `on_step`, `on_waiting` and `on_lost`; `detector` records events."""
+        """Send `child` its spec; a thread calls what begins with `on_`; `detector` records events."""
         self._spec, self._child, self._detector = spec, child.process, detector
-        self._on_step, self._on_waiting, self._on_lost = on_step, on_waiting, on_lost
+        self._handle: Mapping[type, Callable[[Any], None]] = {
+            trainer_protocol.StepDone: lambda done: on_step(done.record),
+            trainer_protocol.Waiting: on_waiting,
+            run_members.MembersChanged: on_changed,
+            trainer_protocol.RanksOutlived: on_outlived,
+        }
         child.move_stderr(spec.work_dir / f"attempt-{spec.attempt:04d}.stderr")
         self._stderr_path = child.stderr_path
         self.received = ReceivedEvents()
@@ -255,16 +262,13 @@ class TrainerProcess:
             if grown == last and all(map(operator.gt, grown, before)):
                 return
 
-    def end_hung_ranks(self, *, sleep: Callable[[float], None] = time.sleep) -> bool:
-        """Have the launcher kill the ranks for which the others wait, if these can go on; return whether it did."""
-        before = len(psutil.Process(self.pid).children())
+    def end_hung_ranks(self, *, limit_seconds: float = _HUNG_SECONDS) -> bool:
+        """Have the launchers kill the ranks for which the others wait, if these can go on; return whether they do."""
+        outlived = self.received.outlived
+        before = len(outlived)
         self.notify(trainer_group.HUNG_SIGNAL)
-        for _ in range(_STACKS_POLLS):
-            sleep(_STACKS_POLL_SECONDS)
-            with suppress(psutil.Error):
-                if len(psutil.Process(self.pid).children()) < before:
-                    return True
-        return False
+        answer = self.received.wait(lambda: outlived[before] if len(outlived) > before else None, limit_seconds)
+        return bool(answer and answer.ranks)
 
     def stacks(self) -> tuple[str, ...]:
         """Return the last lines of each rank's stderr, where `write_stacks` put the stacks; the main thread's last."""
@@ -324,12 +328,8 @@ class TrainerProcess:
                 if isinstance(event, trainer_protocol.SegmentDone):
                     self._detector.pause()
                 self.received.add(event)
-                if isinstance(event, trainer_protocol.StepDone):
-                    self._on_step(event.record)
-                elif isinstance(event, trainer_protocol.Waiting):
-                    self._on_waiting(event)
-                elif isinstance(event, run_members.MembersChanged):
-                    self._on_lost(event)
+                if handle := self._handle.get(type(event)):
+                    handle(event)
         except Exception as error:  # no thread reads the child's events any more: it ends with this as its reason
             self.received.add(describe_exception(error))
             end_child(self._child)

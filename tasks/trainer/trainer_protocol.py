@@ -138,6 +138,17 @@ class RankEnded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RanksOutlived:
+    """Event of the launcher: the others go on without these ranks, which hung, or were those of another `machine`.
+
+    No ranks: those that hang cannot be told, or the others cannot go on.
+    """
+
+    ranks: tuple[int, ...]
+    machine: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Listening:
     """Event of the first of several machines' launchers: the ranks meet at this port."""
 
@@ -145,7 +156,7 @@ class Listening:
 
 
 Command = TrainUntil | Finish
-_Launcher = RankEnded | Listening
+_Launcher = RankEnded | RanksOutlived | Listening
 _Staging = StagedCheckpoint | CheckpointDropped | Waiting
 Event = MachineSpeed | Ready | StepDone | SegmentDone | _Staging | MembersChanged | ExceptionReport | _Launcher
 _MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}

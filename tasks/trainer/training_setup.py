@@ -89,14 +89,19 @@ class CheckpointLoad:
             self._opened = pool.submit(open_checkpoint, store, reference)
             pool.shutdown(wait=False)
 
+    def beside(self, state: TrainState, initial_weights_sha256: str | None) -> None:
+        """Read the weights that a run starts from, beside which adapters are trained."""
+        if initial_weights_sha256 is not None:
+            load_initial_weights(self._store, initial_weights_sha256, state.model)
+
     def into(self, state: TrainState, initial_weights_sha256: str | None = None) -> str | None:
         """Read this process's part and return the state's sha256; without a checkpoint, the weights a run starts from.
 
         A collective call of replicated ranks, which each read some tensors and get the others from their readers.
         Raises what reading raises; then the state is of no use any more.
         """
-        if initial_weights_sha256 is not None and (self._opened is None or state.beside):
-            load_initial_weights(self._store, initial_weights_sha256, state.model)
+        if self._opened is None or state.beside:
+            self.beside(state, initial_weights_sha256)
         if self._opened is None:
             return None
         opened = self._opened.result()

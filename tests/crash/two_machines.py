@@ -29,7 +29,7 @@ class TwoMachines:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
 
-    def start(self, rank: int, *more: str, faults: str = "") -> "subprocess.Popen[bytes]":
+    def start(self, rank: int, *more: str, faults: str = "", nodes: int = 2) -> "subprocess.Popen[bytes]":
         settings = [word for setting in (*SETTINGS, *more) for word in ("--set", setting)]
         return self.command.start_verb(
             "train",
@@ -38,7 +38,7 @@ class TwoMachines:
             RUN,
             *settings,
             CAIRN_FAULTS=faults,
-            CAIRN_NODES="2",
+            CAIRN_NODES=str(nodes),
             CAIRN_NODE_RANK=str(rank),
             CAIRN_RENDEZVOUS=f"127.0.0.1:{self._port}",
             CAIRN_RENDEZVOUS_SECRET="0123456789abcdef",

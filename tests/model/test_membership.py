@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from cairn.model.configuration.training import possible_processes, split_batch
+from cairn.model.errors import StateMismatch
 from cairn.model.training import parallel
 from cairn.model.training.gradient_sum import TreeSum
-from cairn.model.training.membership import next_meeting, share_passes
+from cairn.model.training.membership import Members, Position, newcomers, next_meeting, share_passes
 from cairn.model.training.parallel import Ranks
 
 COUNTS = [1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 20, 24, 33]
@@ -74,3 +75,34 @@ def test_meetings_are_counted_on_and_begin_anew_where_members_change() -> None:
     assert all(
         next_meeting(last, change) == after for (last, after), change in zip(pairwise(numbers), changes, strict=True)
     )
+
+
+def test_who_waits_becomes_a_member_once_for_each_admission_and_not_after_the_end() -> None:
+    members = Members(changes=3, ranks=(0, 2)).with_waiting(4).with_waiting(5)
+    admitted = Members(changes=4, ranks=(0, 2, 4, 5), admissions=1)
+    assert members.admitted(1) == admitted == admitted.admitted(1), "rank 0 may ask twice"
+    assert admitted.admitted(2) == Members(changes=5, ranks=(0, 2, 4, 5), admissions=2), "it is made if nobody waits"
+    assert members.ended().with_waiting(6).admitted(1).ranks == ()
+
+
+def test_ranks_that_are_gone_are_neither_members_nor_wait_and_only_a_lost_member_is_a_change() -> None:
+    members = Members(changes=3, ranks=(0, 2), waiting=(4, 5))
+    assert members.without([5]) == Members(changes=3, ranks=(0, 2), waiting=(4,))
+    assert members.without([2, 4]) == Members(changes=4, ranks=(0,), waiting=(5,))
+
+
+def test_newcomers_are_the_members_that_have_taken_part_in_no_round() -> None:
+    assert newcomers((0, 2, 5), Position(rounds=9, members=(0, 1, 2))) == (5,)
+    assert newcomers((0, 2, 5), Position(rounds=10, members=(0, 2, 5))) == ()
+
+
+def test_a_state_that_is_not_the_others_after_it_was_handed_over_ends_the_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gather(every: torch.Tensor, own: torch.Tensor) -> None:
+        every.copy_(torch.tensor([7, 8]))
+
+    monkeypatch.setattr(parallel.dist, "all_gather_single", gather)
+    ranks = Ranks(0, 2, members=(0, 4), position=Position(rounds=5, members=(0, 1)))
+    with pytest.raises(StateMismatch, match="other bits after a state was handed over: 2 digests"):
+        ranks._take_in(lambda: None, lambda: torch.tensor([7]))

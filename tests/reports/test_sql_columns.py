@@ -80,7 +80,16 @@ FAILED = EvaluationFailed(
     seconds=8.25,
 )
 QUARANTINED = DataQuarantined(attempt=1, reason="bad-data", windows=(3, 5, 8), detail="spoiled")
-LOST = MembersChanged(attempt=1, step=17, lost=(2,), remaining=(0, 1, 3), detail="rank 2 lost", charged="lost")
+LOST = MembersChanged(
+    attempt=1,
+    step=17,
+    lost=(2,),
+    remaining=(0, 1, 3, 4),
+    detail="rank 2 lost",
+    charged="lost",
+    joined=(4,),
+    hosts=("n7",),
+)
 FINISHED = RunFinished(
     attempt=2, step=40, manifest_sha256=f"{40:064x}", state_sha256="s40", stopped="overfit", rule="patience"
 )
@@ -280,9 +289,11 @@ def expected(table: str) -> Mapping[str, Any]:
             "attempt": 1,
             "step": 17,
             "lost": (2,),
-            "remaining": (0, 1, 3),
+            "remaining": (0, 1, 3, 4),
             "detail": "rank 2 lost",
             "charged": "lost",
+            "joined": (4,),
+            "hosts": ("n7",),
         },
         "notes": {
             "run_id": "r1",

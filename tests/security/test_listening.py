@@ -31,7 +31,8 @@ def trained(command: Command, *words: str) -> "Iterator[subprocess.Popen[bytes]]
 
 
 def test_ranks_of_one_machine_meet_in_a_folder_that_only_this_user_may_enter() -> None:
-    with meeting_place(TrainerGroup(processes=2)) as variables:
+    with meeting_place(TrainerGroup(processes=2)) as place:
+        variables = place.variables
         folder = Path(variables[RANK_STORE]).parent
         assert folder.stat().st_mode & 0o777 == 0o700
         assert variables["GLOO_SOCKET_IFNAME"] == variables["NCCL_SOCKET_IFNAME"] == "lo"

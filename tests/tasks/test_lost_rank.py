@@ -1,14 +1,28 @@
 """A rank that is killed does not end an attempt: the others go on with the same bits, and nothing restarts."""
 
+import socket
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from cairn.tasks.trainer import rank_values, trainer_protocol
-from cairn.tasks.trainer.trainer_group import GO_ON, Survival, watch
+from cairn.tasks.trainer.launched_ranks import GO_ON, LaunchedRanks
+from tests.processes.waiting import patience_seconds
 from tests.programs.chaos.rank_campaign import find_problems
 from tests.programs.chaos.rank_run import STEPS, Ended, RankRun
+
+SELDOM = pytest.mark.slow  # quick witness: the first of them
+SLOW = 0.2
+"""Seconds of a step in which a rank that is started has a chance to join."""
+
+
+def problems(ended: Ended, undisturbed: Ended) -> list[str]:
+    """What does not hold, on a machine of any load: how soon ranks go on is what the campaign measures."""
+    return find_problems(ended, undisturbed, bound_seconds=patience_seconds())
 
 
 @pytest.fixture(scope="module")
@@ -21,30 +35,43 @@ def undisturbed(runs: RankRun) -> Ended:
     return runs.run(1)
 
 
+@pytest.fixture(scope="module")
+def struck(runs: RankRun) -> Ended:
+    """A run of four ranks, of which one is killed in its second step; another one is started and joins."""
+    return runs.run(4, "2:after-parts:2", step_seconds=SLOW)
+
+
 def test_three_of_four_ranks_go_on_with_the_bits_of_a_run_that_nobody_touched(
-    runs: RankRun, undisturbed: Ended
+    struck: Ended, undisturbed: Ended
 ) -> None:
-    ended = runs.run(4, "2:after-parts:5")
-    assert find_problems(ended, undisturbed) == []
-    assert ended.deaths == ("after-parts",)
-    (change,) = ended.changes
-    assert (change.step, change.lost, change.remaining, change.charged) == (5, (2,), (0, 1, 3), "lost")
-    assert change.detail == "rank 2 lost after step 4; 0, 1, 3 go on with the same bits"
+    assert problems(struck, undisturbed) == []
+    assert struck.deaths == ("after-parts",)
+    change = struck.changes[0]
+    assert (change.step, change.lost, change.remaining, change.charged) == (2, (2,), (0, 1, 3), "lost")
+    assert change.detail == "rank 2 lost after step 1; 0, 1, 3 go on with the same bits"
+
+
+def test_a_rank_that_is_started_in_the_place_of_a_lost_one_takes_over_the_state_of_the_first(struck: Ended) -> None:
+    _, joined = struck.changes
+    assert (joined.lost, joined.joined, joined.remaining, joined.charged) == ((), (4,), (0, 1, 3, 4), None)
+    assert joined.hosts == (socket.gethostname(),)
+    state = f"rank 4 joined with the others' state ({socket.gethostname()}) after step {joined.step - 1}"
+    assert joined.detail == f"{state}; 0, 1, 3, 4 go on with the same bits"
 
 
 def test_ranks_lost_one_after_the_other_even_while_the_rest_meets_leave_one_that_ends_the_run(
     runs: RankRun, undisturbed: Ended
 ) -> None:
     ended = runs.run(4, "1:losses:4,3:meet:1,2:after-update:9")
-    assert find_problems(ended, undisturbed) == []
-    assert [change.remaining for change in ended.changes] == [(0, 2), (0,)]
+    assert problems(ended, undisturbed) == []
+    assert [change.lost for change in ended.changes if change.lost] == [(1, 3), (2,)]
 
 
 def test_a_checkpoint_whose_writer_is_lost_is_dropped_and_the_last_one_is_written_again(
     runs: RankRun, undisturbed: Ended
 ) -> None:
     ended = runs.run(4, "1:stage:2,3:stage:4")
-    assert find_problems(ended, undisturbed) == []
+    assert problems(ended, undisturbed) == []
     assert ended.dropped == (6, STEPS) and set(ended.digests) == {3, 9, STEPS}
 
 
@@ -52,44 +79,154 @@ def test_a_rank_that_hangs_is_killed_alone_and_is_found_by_what_the_others_wait_
     runs: RankRun, undisturbed: Ended
 ) -> None:
     ended = runs.run(4, "3:suspend-forward:9")
-    assert find_problems(ended, undisturbed) == []
+    assert problems(ended, undisturbed) == []
     assert [change.lost for change in ended.changes] == [(3,)]
 
 
-def outlives(folder: Path, rank: int, code: int, *, said: bool = True) -> bool:
-    values = rank_values.FolderValues(folder)
-    if said:
-        values[GO_ON] = b"1"
-    outlived = Survival(values, range(4)).outlives(trainer_protocol.RankEnded(rank=rank, exit_code=code))
-    left = tuple(other for other in range(4) if other != rank) if outlived else ()
-    assert rank_values.read_members(values) == rank_values.Members(changes=1, ranks=left)
-    return outlived
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param("2:flags:3,4:hand-over:1,3:hand-over:2", id="the one that joins, and one that was there, at once"),
+        pytest.param("2:flags:3,4:after-hand-over:1", id="the one that joins, once it has the state", marks=SELDOM),
+        pytest.param("2:flags:3,4:forward:1,1:meet:3", id="one that has joined, another while they meet", marks=SELDOM),
+    ],
+)
+def test_ranks_that_die_while_another_joins_take_no_bit_along(runs: RankRun, undisturbed: Ended, kills: str) -> None:
+    ended = runs.run(4, kills, step_seconds=SLOW)
+    assert problems(ended, undisturbed) == []
 
 
-def test_only_a_killed_rank_that_is_not_the_first_is_outlived_and_only_where_ranks_said_so(tmp_path: Path) -> None:
-    assert outlives(tmp_path / "a", 2, -9)
-    assert not outlives(tmp_path / "b", 0, -9), "it has the pipe to the parent"
-    assert not outlives(tmp_path / "c", 2, -9, said=False), "its state is not loaded, or it is sharded"
-    assert not outlives(tmp_path / "d", 2, 1), "an error is the attempt's"
-    assert not outlives(tmp_path / "e", 2, -11), "so is a crash"
+def test_ranks_of_two_machines_outlive_one_rank_and_a_whole_machine_and_another_machine_joins(
+    runs: RankRun, undisturbed: Ended
+) -> None:
+    ended = runs.run(4, "1:after-parts:2,3:machine-forward:7", machines=2, step_seconds=SLOW)
+    assert problems(ended, undisturbed) == []
+    assert {2, 3} <= {rank for change in ended.changes for rank in change.lost}
+    assert any(change.joined for change in ended.changes)
+
+
+@pytest.mark.slow  # quick witness: test_a_launcher_that_is_asked_kills_the_ranks_that_hang_unless_the_first_does
+def test_a_rank_that_hangs_on_another_machine_is_killed_alone(runs: RankRun, undisturbed: Ended) -> None:
+    ended = runs.run(4, "3:suspend-forward:9", machines=2)
+    assert problems(ended, undisturbed) == []
+    assert ended.changes[0].lost == (3,)
+
+
+class Launched:
+    """Ranks that are small programs, as a launcher has them: the first is there, and those that join just wait."""
+
+    def __init__(self, folder: Path, *programs: str, said: bool = True) -> None:
+        self.values, self.programs = rank_values.FolderValues(folder / "store"), list(programs)
+        if said:
+            self.values[GO_ON] = b"1"
+        self.marks = rank_values.WaitingMarks(folder / "marks")
+        self.started = dict[int, "subprocess.Popen[bytes]"]()
+        self.reports = list[trainer_protocol.RanksOutlived]()
+        self.ranks = LaunchedRanks(self.values, self.marks, self.start, size=len(programs), report=self.reports.append)
+        self.ranks.start(range(len(programs)))
+
+    def start(self, rank: int, local: int) -> "subprocess.Popen[bytes]":
+        program = self.programs[rank] if rank < len(self.programs) else "exec sleep 1000"
+        self.started[rank] = process = subprocess.Popen(["sh", "-c", program])
+        return process
+
+    def members(self) -> tuple[int, ...]:
+        return rank_values.read_members(self.values).ranks
+
+
+STAYS, KILLED = "exec sleep 1000", "kill -9 $$"
+
+
+@pytest.mark.parametrize(
+    ("programs", "said", "left"),
+    [
+        pytest.param(("sleep 0.5", KILLED), True, (0,), id="a killed rank that is not the first is outlived"),
+        pytest.param((KILLED, STAYS), True, (), id="the first has the pipe to the parent"),
+        pytest.param((STAYS, KILLED), False, (), id="its state is not loaded, or it is sharded"),
+        pytest.param((STAYS, "exit 1"), True, (), id="an error is the attempt's"),
+        pytest.param((STAYS, "kill -11 $$"), True, (), id="so is a crash"),
+    ],
+)
+def test_only_a_killed_rank_that_is_not_the_first_is_outlived_and_only_where_ranks_said_so(
+    tmp_path: Path, programs: tuple[str, str], said: bool, left: tuple[int, ...]
+) -> None:
+    seen = list[tuple[int, ...]]()
+    launched = Launched(tmp_path, *programs, said=said)
+    ended = launched.ranks.wait(sleep=lambda seconds: seen.append(launched.members()) or time.sleep(seconds))
+    assert (ended is None) == bool(left)
+    assert (left or ()) in seen
 
 
 def test_a_rank_that_was_outlived_is_not_the_cause_of_a_later_end(tmp_path: Path) -> None:
-    def end_of(second: str) -> trainer_protocol.RankEnded | None:
-        values = rank_values.FolderValues(tmp_path / second)
-        values[GO_ON] = b"1"
-        first = subprocess.Popen(["sh", "-c", "kill -9 $$"])
-        first.wait()
-        ranks = {0: subprocess.Popen(["sh", "-c", second]), 1: first}
-        return watch(ranks, Survival(values, range(2)))
+    def end_of(first: str) -> trainer_protocol.RankEnded | None:
+        return Launched(tmp_path / first.replace(" ", "-"), first, KILLED).ranks.wait()
 
     assert end_of("sleep 0.3; exit 0") is None
     assert end_of("sleep 0.3; exit 3") == trainer_protocol.RankEnded(rank=0, exit_code=3)
     assert end_of("sleep 0.3; exit 77") == trainer_protocol.RankEnded(rank=1, exit_code=-9), "it could not go on"
 
 
-def test_a_rank_that_is_done_is_not_missed(tmp_path: Path) -> None:
-    survival = Survival(values := rank_values.FolderValues(tmp_path), range(2))
-    assert survival.outlives(trainer_protocol.RankEnded(rank=0, exit_code=0))
-    assert rank_values.read_members(values).ranks == (), "who waits for it may go"
-    assert survival.outlives(trainer_protocol.RankEnded(rank=1, exit_code=77))
+def test_a_rank_is_started_in_the_place_of_a_lost_one_under_a_number_that_nobody_had(tmp_path: Path) -> None:
+    launched = Launched(tmp_path, "sleep 0.5", KILLED, "sleep 0.5")
+    assert launched.ranks.wait() is None, "the first rank has done everything"
+    assert sorted(launched.started) == [0, 1, 2, 3]
+    assert launched.started[3].returncode == -9, "nobody let it in, so it does not keep the others waiting"
+
+
+def test_a_rank_that_ends_before_it_was_let_in_ends_nobody_and_is_not_replaced(tmp_path: Path) -> None:
+    launched = Launched(tmp_path, "sleep 1", KILLED)
+    launched.programs += ["exit 1"]
+    assert launched.ranks.wait() is None
+    assert sorted(launched.started) == [0, 1, 2]
+
+
+def test_where_every_rank_that_joins_is_killed_no_more_are_started_some_time(tmp_path: Path) -> None:
+    launched = Launched(tmp_path, STAYS, KILLED)
+
+    def let_in(seconds: float) -> None:
+        for rank in launched.started.keys() - {0, 1}:
+            with suppress(ProcessLookupError):
+                rank_values.change_members(launched.values, lambda members, rank=rank: members.with_waiting(rank))
+                rank_values.change_members(launched.values, lambda members: members.admitted(members.admissions + 1))
+                launched.started[rank].kill()
+        if len(launched.started) == 10 and launched.started[9].poll() is not None:
+            launched.started[0].terminate()
+
+    assert launched.ranks.wait(sleep=let_in) is not None
+    assert len(launched.started) == 2 + 8
+
+
+@pytest.mark.parametrize(("waiting", "lost"), [((0,), (1,)), ((1,), ()), ((), ())])
+def test_a_launcher_that_is_asked_kills_the_ranks_that_hang_unless_the_first_does(
+    tmp_path: Path, waiting: tuple[int, ...], lost: tuple[int, ...]
+) -> None:
+    launched = Launched(tmp_path, STAYS, STAYS)
+    for rank in waiting:
+        launched.marks.set(rank, True)
+    launched.ranks.is_hung.set()
+
+    def end_then(seconds: float) -> None:
+        if launched.reports:
+            launched.started[0].terminate()
+
+    launched.ranks.wait(sleep=end_then)
+    assert launched.reports == [trainer_protocol.RanksOutlived(ranks=lost)]
+
+
+def test_a_launcher_that_is_gone_takes_its_ranks_along_and_the_parent_learns_which_machine_it_was(
+    tmp_path: Path,
+) -> None:
+    gone = SimpleQueue[str]()
+    values, reports = rank_values.MemoryValues(), list[trainer_protocol.RanksOutlived]()
+    rank_values.set_value(values, GO_ON, b"1")
+    first = subprocess.Popen(["sleep", "1000"])
+    ranks = LaunchedRanks(
+        values, rank_values.WaitingMarks(tmp_path / "marks"), lambda *_: first, size=4, gone=gone, report=reports.append
+    )
+    ranks.start([0])
+    rank_values.set_value(values, "launched/1", b"[2,3]")
+    for name in ("2", "launcher-1"):  # a rank's connection says nothing that its launcher does not
+        gone.put(name)
+    ranks.wait(sleep=lambda seconds: first.kill())
+    assert reports == [trainer_protocol.RanksOutlived(ranks=(2, 3), machine=1)]
+    assert rank_values.read_members(values).ranks == ()

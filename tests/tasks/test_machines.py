@@ -6,9 +6,19 @@ from contextlib import closing
 
 import msgspec
 import pytest
+from msgspec import structs
 
-from cairn.tasks.trainer.machines import Machines, RanksEnded, RunEnded, StartRanks, connect, receive
-from cairn.tasks.trainer.signed_connection import SignedConnection
+from cairn.tasks.trainer.machines import (
+    LostMachine,
+    Machines,
+    RanksEnded,
+    RunEnded,
+    StartRanks,
+    connect,
+    receive,
+)
+from cairn.tasks.trainer.signed_connection import ConnectionEnded, SignedConnection
+from cairn.tasks.trainer.trainer_protocol import RanksOutlived
 from tests.processes.waiting import wait_until
 
 SECRET = b"0123456789abcdef"
@@ -40,8 +50,8 @@ def here(machines: Machines) -> int:
     return machines.gather(0.0, is_stopping=lambda: False)
 
 
-def say_ended(peer: SignedConnection, *, attempt: int, exit_code: int) -> None:
-    peer.send(msgspec.msgpack.encode(RanksEnded(attempt=attempt, exit_code=exit_code)))
+def say_ended(peer: SignedConnection, *, attempt: int, exit_code: int, node_rank: int = 1) -> None:
+    peer.send(msgspec.msgpack.encode(RanksEnded(attempt=attempt, node_rank=node_rank, exit_code=exit_code)))
 
 
 @pytest.fixture
@@ -87,14 +97,15 @@ def test_a_machine_that_comes_back_takes_the_place_it_had(
 
 
 def test_a_machine_is_told_where_its_ranks_meet_the_others(machines: Machines, other: SignedConnection) -> None:
-    machines.start_ranks(7, 2, "first:4711", lambda what, host: None)
+    machines.start_ranks(7, 2, "first:4711", lambda *, is_enough: None)
     assert receive(other) == START
 
 
 def test_machines_that_left_before_the_start_are_lost(machines: Machines, other: SignedConnection) -> None:
-    lost = list[tuple[str, str]]()
-    machines.start_ranks(7, 3, "first:4711", lambda *said: lost.append(said))
-    assert lost == [("1 of 3 machines left before the attempt started", "")]
+    lost = list[bool]()
+    machines.start_ranks(7, 3, "first:4711", lambda *, is_enough: lost.append(is_enough))
+    assert lost == [True]
+    assert machines.lost() == LostMachine(what="1 of 3 machines left before the attempt started")
 
 
 def test_the_other_machines_of_an_attempt_are_known_by_name(machines: Machines, other: SignedConnection) -> None:
@@ -109,13 +120,14 @@ def test_the_other_machines_of_an_attempt_are_known_by_name(machines: Machines, 
 def test_ranks_that_end_badly_in_this_attempt_and_machines_that_are_gone_before_their_ranks_are_lost(
     machines: Machines, other: SignedConnection, attempt: int, exit_code: int, said: list[str]
 ) -> None:
-    lost, host = list[tuple[str, str]](), socket.gethostname()
-    machines.start_ranks(7, 2, "first:4711", lambda *said: lost.append(said))
+    host = socket.gethostname()
+    machines.start_ranks(7, 2, "first:4711", lambda *, is_enough: None)
     say_ended(other, attempt=attempt, exit_code=exit_code)
     other.close()
     wait_until(lambda: here(machines) == 1, "its end")
     wait_until(lambda: not machines._training, "its end")
-    assert lost == [(words.format(f"machine 1, {host},"), host) for words in said]
+    lost = [LostMachine(what=words.format(f"machine 1, {host},"), host=host, node_rank=1) for words in said]
+    wait_until(lambda: machines.lost() == next(iter(lost), None), "the machine")
 
 
 def test_an_error_on_the_first_machine_ends_the_others_with_1(address: str) -> None:
@@ -126,3 +138,66 @@ def test_an_error_on_the_first_machine_ends_the_others_with_1(address: str) -> N
         raise ZeroDivisionError
     assert receive(other) == RunEnded(exit_code=1)
     other.close()
+
+
+def test_a_machine_that_waits_takes_the_place_of_one_that_was_outlived_under_a_new_number(
+    machines: Machines, other: SignedConnection, address: str
+) -> None:
+    with closing(connected(address, 2)) as spare:
+        wait_until(lambda: here(machines) == 3, "the spare")
+        machines.start_ranks(7, 2, "first:4711", lambda *, is_enough: None)
+        assert receive(other) == START
+        machines.outlive(RanksOutlived(ranks=(9,), machine=1))
+        assert receive(other) == structs.replace(START, node_rank=2, joins=True), "it is connected, so it is next"
+        machines.outlive(RanksOutlived(ranks=(9,), machine=2))
+        assert receive(other) == structs.replace(START, node_rank=3, joins=True)
+        other.close()
+        wait_until(lambda: here(machines) == 2, "its end")
+        machines.outlive(RanksOutlived(ranks=(9,), machine=3))
+        assert receive(spare) == structs.replace(START, node_rank=4, joins=True)
+
+
+def test_a_machine_that_comes_back_joins_the_attempt_that_goes_on_without_it(
+    machines: Machines, other: SignedConnection, address: str
+) -> None:
+    machines.start_ranks(7, 2, "first:4711", lambda *, is_enough: None)
+    other.close()
+    wait_until(lambda: machines.lost() is not None, "its end")
+    machines.outlive(RanksOutlived(ranks=(9,), machine=1))
+    assert machines.lost() is None
+    with closing(connected(address, 1)) as again:
+        assert receive(again) == structs.replace(START, node_rank=2, joins=True)
+    wait_until(lambda: here(machines) == 1, "its end")
+    assert machines.lost() is None, "one that had joined is the ranks' affair"
+
+
+def test_fewer_machines_than_are_enough_end_the_attempt_though_the_ranks_would_go_on(address: str) -> None:
+    machines, ends = Machines(2, at_least=2), list[bool]()
+    with machines.serving(address, SECRET, print), closing(connected(address, 1)) as other:
+        wait_until(lambda: here(machines) == 2, "the other")
+        machines.start_ranks(7, 2, "first:4711", lambda *, is_enough: ends.append(is_enough))
+        other.close()
+        wait_until(lambda: here(machines) == 1, "its end")
+        machines.outlive(RanksOutlived(ranks=(9,), machine=1))
+    lost = machines.lost()
+    assert lost is not None and lost.what.endswith("1 left, machines.at_least = 2")
+    assert not ends[-1]
+
+
+def test_an_end_of_ranks_that_were_replaced_is_not_that_of_those_that_joined(
+    machines: Machines, other: SignedConnection
+) -> None:
+    machines.start_ranks(7, 2, "first:4711", lambda *, is_enough: None)
+    machines.outlive(RanksOutlived(ranks=(9,), machine=1))
+    say_ended(other, attempt=7, exit_code=-9)
+    other.close()
+    wait_until(lambda: here(machines) == 1, "its end")
+    assert not machines._training
+
+
+def test_more_machines_than_train_may_wait_and_are_not_waited_for(address: str) -> None:
+    machines = Machines(2, spares=1)
+    with machines.serving(address, SECRET, print), closing(connected(address, 2)):
+        wait_until(lambda: here(machines) == 2, "the spare, which is as good as any")
+        with closing(connected(address, 3)) as stranger, pytest.raises(ConnectionEnded):
+            receive(stranger)

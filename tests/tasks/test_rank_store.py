@@ -11,8 +11,8 @@ from torch.distributed import DistNetworkError, Store
 
 from cairn.model.training.parallel import is_peer_loss
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer.rank_store import RankStore, RemoteValues, open_rank_store
-from cairn.tasks.trainer.rank_values import FolderValues, serving_rendezvous
+from cairn.tasks.trainer.rank_store import RankStore, open_rank_store
+from cairn.tasks.trainer.rank_values import FolderValues, MemoryValues, RemoteValues, serving_rendezvous
 
 SECRET = b"0123456789abcdef"
 
@@ -26,7 +26,7 @@ def joined(address: str, rank: int) -> Iterator[RankStore]:
 @pytest.fixture
 def address() -> Iterator[str]:
     """A server on a free port of the loopback."""
-    with serving_rendezvous("127.0.0.1:0", SECRET) as port:
+    with serving_rendezvous("127.0.0.1:0", SECRET, MemoryValues()) as port:
         yield f"127.0.0.1:{port}"
 
 

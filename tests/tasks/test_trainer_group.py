@@ -1,6 +1,5 @@
 """How many processes there are, where that is said, and what is refused."""
 
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.storage.stores.child_process import child_command
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer.trainer_group import TrainerGroup, find_failed_rank, trainer_group, watch
+from cairn.tasks.trainer.launched_ranks import find_failed_rank
+from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 from cairn.tasks.trainer.trainer_protocol import RankEnded
 
 SECRET = {"CAIRN_RENDEZVOUS_SECRET": "0123456789abcdef"}
@@ -105,10 +105,3 @@ def test_the_rank_that_ended_first_is_the_reason_not_those_that_fell_with_it(
 
 def test_ranks_that_all_end_well_are_nobodys_fault() -> None:
     assert find_failed_rank([RankEnded(rank=0, exit_code=0), RankEnded(rank=1, exit_code=0)]) is None
-
-
-def test_a_rank_that_fails_takes_the_others_along_and_is_the_one_named() -> None:
-    ranks = {0: subprocess.Popen(["sleep", "1000"]), 1: subprocess.Popen(["sh", "-c", "exit 3"])}
-    ended = watch(ranks, sleep=lambda seconds: None)
-    assert ended is not None and (ended.rank, ended.exit_code) == (1, 3)
-    assert ranks[0].returncode == -9

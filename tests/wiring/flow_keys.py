@@ -18,7 +18,7 @@ from cairn.model.estimates.size_estimate import TrainingPlace
 from cairn.storage.logs.run_entries import EvaluationFailed
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.configuration.settings import EvaluatorConfig
-from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from cairn.tasks.trainer.trainer_protocol import TrainUntil
 from tests.wiring.bench import Bench
@@ -224,6 +224,19 @@ def how_long_other_machines_are_waited_for_and_how_many_are_enough(bench: Bench)
         started = claim_next_attempt(run)
     assert started.gathering_seconds == run.gathering_seconds
     assert (started.placement.nodes, started.placement.nodes_wanted, started.placement.world_size) == (1, 3, 1)
+
+
+@acts("machines.spares")
+def how_many_machines_wait_for_one_to_be_lost(bench: Bench) -> None:
+    bench.patch.setenv("CAIRN_NODES", "4")
+    bench.patch.setenv("CAIRN_RENDEZVOUS", "127.0.0.1:9")
+    bench.patch.setenv("CAIRN_RENDEZVOUS_SECRET", "0123456789abcdef")
+    for spares, nodes in ((0, 4), (1, 3), (2, 2)):
+        with bench.flow.opened(f"machines.spares={spares}") as run:
+            assert (run.group.nodes, run.machines.nodes) == (nodes, nodes)
+    refused = r"machines\.spares=3 of CAIRN_NODES=4; rule: at least two machines"
+    with pytest.raises(TaskError, match=refused), bench.flow.opened("machines.spares=3"):
+        pass
 
 
 @acts("machines.check")

@@ -304,6 +304,20 @@ TASK_MUTANTS = (
         "tests/model/test_membership.py::test_ranks_of_unequal_shares_exchange_the_sum_that_one_would_have",
     ),
     mutant(
+        "rank-that-joins-keeps-the-weights-it-began-with",
+        "model/training/parallel.py",
+        "                dist.recv(flat, 0)\n",
+        "                dist.recv(flat.clone(), 0)\n",
+        "tests/tasks/test_lost_rank.py::test_a_rank_that_is_started_in_the_place_of_a_lost_one_takes_over_the_state_of_the_first",
+    ),
+    mutant(
+        "state-that-was-handed-over-is-not-compared",
+        "model/training/parallel.py",
+        "if is_known and len(found := set(every.tolist())) > 1:",
+        "if is_known and len(found := set(every.tolist())) > 9:",
+        "tests/model/test_membership.py::test_a_state_that_is_not_the_others_after_it_was_handed_over_ends_the_ranks",
+    ),
+    mutant(
         "dropout-of-the-rank-and-not-of-the-micro-batch",
         "model/training/training_step.py",
         "part.start // inputs.micro_batch if not ranks.is_sharded else ",
@@ -326,7 +340,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "every-sharded-rank-has-the-first-rows",
-        "model/training/parallel.py",
+        "model/training/sharded_tensors.py",
         "return local, min(mesh.get_local_rank() * rows, tensor.shape[0])",
         "return local, 0",
         "tests/model/test_parallel.py::test_the_rows_of_a_sharded_rank_are_where_torch_cuts_them",

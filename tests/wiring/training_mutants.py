@@ -319,8 +319,8 @@ TRAINING_MUTANTS = (
     mutant(
         "always-replicated",
         "tasks/trainer/trainer_channel.py",
-        "mode, store = spec.training.parallel, self._rendezvous.store",
-        'mode, store = "ddp", self._rendezvous.store',
+        "mode, store, place = spec.training.parallel,",
+        'mode, store, place = "ddp",',
         key("how_they_share_the_network"),
     ),
     mutant(

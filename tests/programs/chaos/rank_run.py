@@ -1,11 +1,12 @@
 """A run of several ranks without a flow: the real launcher and ranks, and this process in the place of the parent."""
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ import psutil
 
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.run_members import MembersChanged
-from cairn.storage.stores.child_process import child_command
+from cairn.storage.stores.child_process import DEVNULL, child_command, end_child, start_child
 from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from cairn.tasks.configuration.settings import WatchdogConfig
 from cairn.tasks.trainer import trainer_protocol
-from cairn.tasks.trainer.trainer_group import TrainerGroup
+from cairn.tasks.trainer.trainer_group import RENDEZVOUS_SECRET, TrainerGroup
 from cairn.tasks.trainer.trainer_process import TrainerChild, TrainerProcess
 from tests.processes.fork_server import fork_server
-from tests.programs.chaos.rank_victim import KILLS, MOMENTS, SUSPENDED
+from tests.programs.chaos.rank_victim import KILLS, MACHINE, MOMENTS, STEP_SECONDS, SUSPENDED
 from tests.tasks.trainer_in_process import TrainingWorld
 
 STEPS, EVERY = 12, 3
@@ -60,21 +61,38 @@ class RankRun:
         self.world, self.training = TrainingWorld(folder), {"steps": STEPS, "parallel": "ddp", **training}
         self.count = 0
 
-    def run(self, processes: int, kills: str = "", *, limit_seconds: float = 60.0) -> Ended:
-        """Train to the end on so many ranks, of which some die, as a flow would command it."""
+    def run(
+        self,
+        processes: int,
+        kills: str = "",
+        *,
+        machines: int = 1,
+        limit_seconds: float = 60.0,
+        step_seconds: float = 0.0,
+    ) -> Ended:
+        """Train to the end on so many ranks in all, of which some die, as a flow would command it.
+
+        A step takes so long at least. In the place of a machine that is lost another one joins.
+        """
         self.count += 1
         moments = self.world.folder / f"moments-{self.count}"
         moments.mkdir()
         spec = self.world.spec(self.count, training=self.training, micro_batch=1)
         spec = spec.model_copy(update={"work_dir": self.world.folder / f"work-{self.count}"})
-        group = TrainerGroup(processes=processes)
-        command = (
-            group.command()
-            if processes == 1
-            else child_command("tests.programs.chaos.rank_launcher", msgspec.json.encode(group).decode())
+        group = TrainerGroup(
+            processes=processes // machines, nodes=machines, rendezvous="127.0.0.1:0" if machines > 1 else ""
         )
-        with fork_server().forking(), _environment({KILLS: kills, MOMENTS: str(moments)}):
-            child = TrainerChild(spec.work_dir, command)
+        told = {KILLS: kills, MOMENTS: str(moments), STEP_SECONDS: str(step_seconds), RENDEZVOUS_SECRET: "s" * 16}
+        others = list["subprocess.Popen[bytes]"]()
+
+        def start_machine(node_rank: int) -> None:
+            at = replace(group, node_rank=node_rank, rendezvous=address, joins=node_rank >= machines)
+            log = (spec.work_dir / f"machine-{node_rank}.stderr").open("wb")
+            with log, fork_server().forking(), _environment(told):
+                others.append(start_child(_command(at), stdin=DEVNULL, stdout=DEVNULL, stderr=log))
+
+        with fork_server().forking(), _environment(told):
+            child = TrainerChild(spec.work_dir, group.command() if processes == 1 else _command(group))
         seen, began = Seen(), time.monotonic()
         soon = WatchdogConfig(floor_seconds=2.0, factor=2.0, startup_seconds=20.0)
         detector = HangDetector(soon if SUSPENDED in kills else WatchdogConfig())
@@ -83,8 +101,12 @@ class RankRun:
             child,
             on_step=lambda record: seen.steps.append((record.step, time.monotonic())),
             on_waiting=lambda waiting: None,
+            on_outlived=lambda outlived: start_machine(len(others) + 1) if outlived.machine is not None else None,
             detector=detector,
         )
+        address = f"127.0.0.1:{process.wait_listening()}" if machines > 1 else ""
+        for number in range(1, machines):
+            start_machine(number)
 
         def end_hung(gap: HeartbeatGap) -> bool:
             if not process.end_hung_ranks():
@@ -102,12 +124,14 @@ class RankRun:
         problem = ""
         timer = threading.Timer(limit_seconds, process.kill)
         timer.start()
-        family: dict[int, psutil.Process] = {}
+        family, ranks = dict[int, psutil.Process](), dict[int, list[psutil.Process]]()
         stack = ExitStack()
         try:
             process.wait_ready()
             stack.enter_context(detecting_hangs(detector, end_hung, poll_seconds=0.2))
-            family = {one.pid: one for one in psutil.Process(process.pid).children(recursive=True)}
+            launchers = (process.pid, *(other.pid for other in others))
+            ranks = {pid: psutil.Process(pid).children(recursive=True) for pid in launchers}
+            family = {one.pid: one for each in ranks.values() for one in each}
             step = 0
             while step < self.training["steps"]:
                 step = process.train(min(step + EVERY, self.training["steps"])).step
@@ -126,11 +150,20 @@ class RankRun:
         if problem:
             logs = [child.stderr_path, *spec.work_dir.glob("*.stderr")]
             problem += "\n".join(f"\n--- {log.name}\n{log.read_text()[-3000:]}" for log in logs if log.exists())
+        for other in others:
+            if not problem and _is_alive(psutil.Process(other.pid)):
+                with suppress(subprocess.TimeoutExpired):
+                    other.wait(10.0)
+            end_child(other)
         _, left = psutil.wait_procs(list(family.values()), timeout=10.0)
         orphans = [one.pid for one in left]
         problem += f" orphans {orphans}" if orphans else ""
         child.discard()
         killed = [path.read_text().split() for path in moments.iterdir()]
+        struck = {int(path.name.split("-")[1]): path.read_text().split()[1] for path in moments.iterdir()}
+        for each in ranks.values():
+            pids = {one.pid for one in each}
+            struck |= dict.fromkeys(pids, "") if any(struck.get(pid, "").startswith(MACHINE) for pid in pids) else {}
         times = [at for _, at in seen.steps]
         gaps = tuple(
             min((at - float(moment) for at in times if at > float(moment)), default=0.0) for moment, _ in killed
@@ -142,7 +175,7 @@ class RankRun:
             steps=tuple(step for step, _ in seen.steps),
             gaps=gaps,
             deaths=tuple(name for _, name in killed),
-            survivors_kept=len(alive) >= len(family) - len(killed),
+            survivors_kept=alive >= family.keys() - struck.keys(),
             exit_code=code,
             problem=problem,
             seconds=time.monotonic() - began,
@@ -162,6 +195,10 @@ class RankRun:
             if not process.is_alive:
                 raise RuntimeError("the trainer ended before its last checkpoint was staged")
             time.sleep(0.01)
+
+
+def _command(group: TrainerGroup) -> tuple[str, ...]:
+    return child_command("tests.programs.chaos.rank_launcher", msgspec.json.encode(group).decode())
 
 
 def _is_alive(process: psutil.Process) -> bool:

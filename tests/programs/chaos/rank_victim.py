@@ -15,12 +15,13 @@ from typing import Any
 import torch.distributed as dist
 
 from cairn.model.training import parallel, training_step
+from cairn.model.training.train_state import TrainState
 from cairn.storage.stores.child_process import child_command
 from cairn.tasks.trainer import rank_store, staging, trainer, trainer_group
 
-KILLS, MOMENTS = "CAIRN_TEST_KILLS", "CAIRN_TEST_MOMENTS"
-SUSPENDED = "suspend-"
-"""Before a place: the rank hangs there instead."""
+KILLS, MOMENTS, STEP_SECONDS = "CAIRN_TEST_KILLS", "CAIRN_TEST_MOMENTS", "CAIRN_TEST_STEP_SECONDS"
+SUSPENDED, MACHINE = "suspend-", "machine-"
+"""Before a place: the rank hangs there instead; its launcher is killed, and so all ranks of its machine."""
 PLACES: dict[str, tuple[Any, str]] = {
     "forward": (training_step, "mean_loss"),
     "backward": (training_step, "_backward"),
@@ -33,7 +34,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "copy": (staging.Staging, "copy"),
     "stage": (staging, "stage_share"),
     "publish": (staging.SharedStaging, "publish_shards"),
-    "meet": (rank_store.FolderMeetings, "exchange"),
+    "hand-over": (parallel.Ranks, "hand_over"),
+    "meet": (rank_store.Meetings, "exchange"),
     "connect": (parallel, "_connect"),
 }
 """Where a rank can die: before each of these calls, and after it (`after-`)."""
@@ -60,17 +62,27 @@ class Executioner:
     def come(self, name: str) -> None:
         """Die if this is the time."""
         self.counts[name] = self.counts.get(name, 0) + 1
-        for prefix, number in (("", signal.SIGKILL), (SUSPENDED, signal.SIGSTOP)):
+        for prefix, number in (("", signal.SIGKILL), (SUSPENDED, signal.SIGSTOP), (MACHINE, signal.SIGKILL)):
             if self.kills.get(f"{prefix}{name}") == self.counts[name]:
                 moment = Path(os.environ[MOMENTS]) / f"{os.environ['RANK']}-{os.getpid()}"
                 moment.write_text(f"{time.monotonic()} {prefix}{name}")
-                os.kill(os.getpid(), number)
+                os.kill(os.getppid() if prefix == MACHINE else os.getpid(), number)
+                if prefix == MACHINE:
+                    time.sleep(60.0)  # the kernel ends it with its launcher
 
 
 def main() -> None:
     """Train as a rank does, until it is time."""
     kills = [kill.split(":") for kill in os.environ.get(KILLS, "").split(",") if kill]
     own = {place: int(count) for rank, place, count in kills if rank == os.environ.get("RANK")}
+    seconds, update = float(os.environ.get(STEP_SECONDS, "0")), training_step._update
+    if seconds and os.environ.get("RANK") == "0":  # so that others have time to join
+
+        def slow_update(state: TrainState) -> None:
+            time.sleep(seconds)
+            update(state)
+
+        training_step._update = slow_update
     for place, (owner, name) in PLACES.items():
         if any(kill.endswith(place) for kill in own):
             setattr(owner, name, Executioner(place, own).wrap(getattr(owner, name)))
