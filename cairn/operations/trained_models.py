@@ -92,7 +92,7 @@ class RunSampler:
     def load(self, reference: log_entry.CheckpointReference) -> None:
         """Load the verified weights of a checkpoint; keeps the present ones if it raises `IntegrityError`."""
         from cairn.tasks.evaluator.checkpoint_model import load_network
-        from cairn.tasks.trainer.weights_source import read_source
+        from cairn.tasks.trainer.initial_weights import read_source
 
         if self._opened is None:
             self._opened = open_run_model(self._log, reference, self._request.device)

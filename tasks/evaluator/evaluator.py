@@ -29,7 +29,7 @@ from cairn.tasks.errors import TaskError
 from cairn.tasks.evaluator import checkpoint_model, confinement
 from cairn.tasks.evaluator.evaluation_run import EvaluationSpec, Suite
 from cairn.tasks.evaluator.evaluator_process import EvaluationResult, PipeReader
-from cairn.tasks.trainer.weights_source import read_source
+from cairn.tasks.trainer.initial_weights import read_source
 
 MODEL = "{model}"
 MOST_PRINTED_BYTES = 1024 * 1024
