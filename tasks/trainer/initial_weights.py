@@ -21,7 +21,6 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import load, save
 
 from cairn.model.architectures import hugging_face
-from cairn.model.architectures.hugging_face import from_hugging_face
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
 from cairn.model.estimates.size_estimate import count_parameters
@@ -121,7 +120,7 @@ def keep_initial_weights(
             if directory.url:
                 path.unlink()
         source = describe_source(directory.folder, digests, has_tokenizer=has_tokenizer, url=directory.url)
-        content = save(from_hugging_face(arrays, model, vocab_size), {"format": "pt"})
+        content = save(hugging_face.from_hugging_face(arrays, model, vocab_size), {"format": "pt"})
         kept = KeptWeights(weights_sha256=hashlib.sha256(content).hexdigest(), source_sha256=keep_source(store, source))
     with suppress(IntegrityError):  # missing or damaged
         check_object(store, promised_object(store, kept.weights_sha256, KEPT))
