@@ -1,12 +1,11 @@
 """The arithmetic speed of this machine, cached in the work folder, and the free memory of its accelerator.
 
-A child measures, and imports torch: `python -m cairn.tasks.machine.machine_speed` prints JSON, for a device free bytes.
+A child measures, and imports torch.
 """
 
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,7 +21,6 @@ from cairn.storage.stores import child_process, codec
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import replace_file
 
-_TIMEOUT_SECONDS = 60.0
 _HALF_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "bf16"})
 """Flags in /proc/cpuinfo for bf16 products in hardware, the last one on ARM; without them nothing is measured."""
 _CPU_LINES = ("model name", "flags", "CPU implementer", "CPU part", "Features")
@@ -76,7 +74,7 @@ def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -
 def free_device_bytes(device: str) -> int | None:
     """Return the free bytes of the CUDA device that `training.device` names; None if they cannot be read."""
     try:
-        output = run_child(__spec__.name, device).strip()
+        output = child_process.call_child(__name__, device).strip()
     except (OSError, subprocess.SubprocessError):
         return None
     return int(output) if output.isdigit() else None
@@ -139,29 +137,16 @@ def _card_texts(cards: Path) -> list[str]:
 
 
 def _measure() -> MachineSpeed:
-    return codec.decode(run_child(__spec__.name), MachineSpeed, where="the measurement of this machine")
+    return codec.decode(child_process.call_child(__name__), MachineSpeed, where="the measurement of this machine")
 
 
-def run_child(module: str, *arguments: str, given: bytes = b"", limit_seconds: float = _TIMEOUT_SECONDS) -> bytes:
-    """Return what a module prints as a child that reads what is given; raises OSError or SubprocessError."""
-    command, variables = child_process.child_command(module, *arguments), child_process.child_environment(os.environ)
-    done = subprocess.run(command, env=variables, input=given, capture_output=True, check=True, timeout=limit_seconds)
-    return done.stdout
-
-
-def main() -> None:
-    """Print the speed of this machine as JSON, or the free bytes of a device: nothing if it is not a CUDA device."""
-    if not sys.argv[1:]:
+def run(device: str = "") -> object:
+    """Return the speed of this machine, or the free bytes of a device: None if it is not a CUDA device."""
+    if not device:
         from cairn.model.estimates.utilization import measure_machine
 
-        sys.stdout.buffer.write(codec.encode(measure_machine()))
-        return
+        return measure_machine()
     import torch
 
-    device = torch.device("cuda" if sys.argv[1] == "auto" else sys.argv[1])
-    if torch.cuda.is_available() and device.type == "cuda":
-        print(torch.cuda.mem_get_info(device)[0])
-
-
-if __name__ == "__main__":
-    main()
+    found = torch.device("cuda" if device == "auto" else device)
+    return torch.cuda.mem_get_info(found)[0] if torch.cuda.is_available() and found.type == "cuda" else None

@@ -1,9 +1,8 @@
 """Tries a network of one's own in a child: whether it can be trained at all, its size, and the memory of one step.
 
-Only the child, `python -m cairn.tasks.trainer.module_trial`, imports torch and runs the module's files.
+Only the child imports torch and runs the module's files.
 """
 
-import os
 import resource
 import subprocess
 import sys
@@ -17,10 +16,10 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.model.errors import InvalidInput
 from cairn.model.estimates.size_estimate import DEVICE_RUNTIME_BYTES, RUNTIME_BYTES, MemoryEstimate
 from cairn.model.estimates.step_memory import FP32_BYTES
-from cairn.storage.stores.codec import decode, encode
+from cairn.storage.stores.child_process import call_child
+from cairn.storage.stores.codec import decode
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.machine.machine_speed import run_child
 from cairn.tasks.policy.attempt_sizes import AttemptSizes
 
 _TIMEOUT_SECONDS, _TAIL_LINES = 600.0, 6
@@ -47,7 +46,7 @@ def try_module(config: RunConfig, vocab_size: int, sizes: AttemptSizes) -> Memor
 @cache
 def _try(trial: bytes) -> MemoryEstimate:
     try:
-        printed = run_child("cairn.tasks.trainer.module_trial", given=trial, limit_seconds=_TIMEOUT_SECONDS)
+        printed = call_child(__name__, given=trial, limit_seconds=_TIMEOUT_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error).encode()
         last = "\n".join(said.decode(errors="replace").strip().splitlines()[-_TAIL_LINES:])
@@ -86,18 +85,9 @@ def _take_step(trial: _Trial) -> MemoryEstimate:
     )
 
 
-def main() -> None:
-    """Read a trial from stdin, and print the memory that it took as JSON; what the module prints goes to stderr."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    trial = _Trial.model_validate_json(sys.stdin.buffer.read())
+def run() -> MemoryEstimate:
+    """Return the memory that the trial on stdin takes; the files may leave with any message."""
     try:
-        out.write(encode(_take_step(trial)))
+        return _take_step(_Trial.model_validate_json(sys.stdin.buffer.read()))
     except InvalidInput as error:  # explains itself
         sys.exit(str(error))
-    out.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
