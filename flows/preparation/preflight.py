@@ -10,7 +10,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,6 @@ from cairn.tasks.machine import machine_speed, placement, process_memory
 from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, most_workers, next_sizes
 from cairn.tasks.text.format import format_quantity
 from cairn.tasks.trainer.initial_weights import InitialDirectory, check_directory
-from cairn.tasks.trainer.module_trial import try_module
 from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
 _SMALL_BYTES = 16 * 1024 * 1024
@@ -233,7 +232,7 @@ def estimate_trainer(
 ) -> size_estimate.MemoryEstimate:
     """Return the memory that one trainer of these sizes takes at its peak; of a module by trying one step."""
     if config.model.module:
-        return try_module(config, vocab_size, sizes)
+        return machine_speed.try_module(config, vocab_size, asdict(sizes))
     micro_batch, recompute, place = sizes.micro_batch, sizes.activation_checkpointing, memory.place
     return size_estimate.estimate_memory(
         config.model, config.training, vocab_size, micro_batch=micro_batch, recompute=recompute, place=place
@@ -306,7 +305,8 @@ def store_room(store: object_store.ObjectStore, state: RunState, config: RunConf
     elif (newest := state.newest_committed) is not None:
         each = newest.committed.bytes
     else:  # that of a trial's state
-        tried = try_module(config, vocab_size, next_sizes(state, config.training, config.model.block_size))
+        sizes = next_sizes(state, config.training, config.model.block_size)
+        tried = machine_speed.try_module(config, vocab_size, asdict(sizes))
         each = tried.parameters_bytes + tried.optimizer_bytes
     there = sum(record.committed.bytes for record in state.live_checkpoints)
     most = math.inf if rules.every_seconds else commits

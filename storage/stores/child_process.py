@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import json
 import os
+import pkgutil
 import resource
 import runpy
 import shutil
@@ -218,23 +219,23 @@ def bounded_process(
         raise IntegrityError(said)
 
 
-def call_child(module: str, *arguments: object, given: bytes = b"", limit_seconds: float = 60.0) -> bytes:
-    """Return as JSON what the module's `run(*arguments)` returns in a child of this group, which reads what is given.
+def call_child(function: str, *arguments: object, given: bytes = b"", limit_seconds: float = 60.0) -> bytes:
+    """Return as JSON what a function, named by module and name, returns in a child of this group.
 
-    What it prints goes to stderr. Raises OSError or SubprocessError.
+    It reads what is given from stdin, and what it prints goes to stderr. Raises OSError or SubprocessError.
     """
-    command, variables = child_command(_CALLED, json.dumps([module, arguments])), child_environment(os.environ)
+    command, variables = child_command(_CALLED, json.dumps([function, arguments])), child_environment(os.environ)
     done = subprocess.run(command, env=variables, input=given, capture_output=True, check=True, timeout=limit_seconds)
     return done.stdout
 
 
-def _call(module: str, arguments: Sequence[object]) -> None:
+def _call(function: str, arguments: Sequence[object]) -> None:
     from cairn.storage.stores import codec  # which a bounded child need not have
 
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with out:
-        out.write(codec.encode(importlib.import_module(module).run(*arguments)))
+        out.write(codec.encode(pkgutil.resolve_name(function)(*arguments)))
     os._exit(0)
 
 

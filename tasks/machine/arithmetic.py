@@ -51,7 +51,8 @@ def describe_processor(path: Path = Path("/proc/cpuinfo")) -> str:
 def arithmetic_here(device: str, name: "ArithmeticName") -> Arithmetic | None:
     """Return the arithmetic that a trainer would have here, as a child finds it; None if the child cannot say."""
     try:
-        return decode(call_child(__name__, device, name), Arithmetic, where="the arithmetic of this machine")
+        printed = call_child(f"{__name__}:choose_and_describe", device, name)
+        return decode(printed, Arithmetic, where="the arithmetic of this machine")
     except (OSError, subprocess.SubprocessError, IntegrityError):
         return None
 
@@ -82,7 +83,7 @@ def describe_move(before: Arithmetic | None, now: Arithmetic | None) -> str:
     return f"bits may differ from here: arithmetic {now.digest}, not {before.digest} as before ({changes})"
 
 
-def run(device: str, name: "ArithmeticName") -> Arithmetic:
+def choose_and_describe(device: str, name: "ArithmeticName") -> Arithmetic:
     """Return the arithmetic of this process, which it chooses."""
     import torch
 
