@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from cairn.model.configuration.data import DataConfig
 from cairn.model.data import tokenizer, tokenizer_file
 from cairn.model.errors import InvalidInput
-from cairn.storage.errors import IntegrityError
+from cairn.storage.errors import IntegrityError, restated
 from cairn.storage.stores import child_process, codec, redaction, regular_file
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
 from cairn.tasks.data.chat_template import ChatTemplate
@@ -73,12 +73,10 @@ def find_template(data: DataConfig, base_dir: Path) -> ChatTemplate | None:
     """Return the template beside `data.tokenizer`; None where it is no file or has none. Raises InvalidCorpus."""
     if not data.tokenizer.endswith(".json"):
         return None
-    try:
+    with restated(InvalidInput, InvalidCorpus, f"data.tokenizer = {data.tokenizer!r}"):
         folder = local_file("data.tokenizer", data.tokenizer, base_dir, *BESIDE).parent
         named, config = (parse_document(name, read_document(folder / name) or "{}") for name in (_TOKENS, _CONFIG))
         found = read_document(folder / _TEMPLATE) or config.get("chat_template")
-    except InvalidInput as error:
-        raise InvalidCorpus(f"data.tokenizer = {data.tokenizer!r}: {error}") from error
     tokens = dict[str, str]()
     for name, token in (named | config).items():
         text = token.get("content") if isinstance(token, dict) else token
@@ -104,10 +102,8 @@ def read_document(path: Path) -> str | None:
 
 def parse_document(name: str, text: str) -> dict[str, Any]:
     """Return a JSON document as it is carried: without the Python files that `transformers` would run for it."""
-    try:
+    with restated((msgspec.DecodeError, RecursionError), InvalidInput, name, rule="one JSON object"):
         content = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidInput(f"{name}: {error}; rule: one JSON object") from error
     content.pop("auto_map", None)
     return content
 

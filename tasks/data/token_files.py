@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cairn.storage.errors import restated
 from cairn.storage.snapshots.token_shard import slices_between
 from cairn.storage.stores.regular_file import open_file
 from cairn.tasks.data.document import InvalidCorpus
@@ -127,10 +128,9 @@ def inspect_token_file(path: Path, dtype: str = "") -> TokenFile:
 
 def _read_npy(path: Path) -> TokenFile:
     rule = "one dimension of little-endian integers; objects are never unpickled. Save ids.reshape(-1).astype('<u4')"
-    try:
+    broken = (ValueError, TypeError, OverflowError, SyntaxError, RecursionError, TokenError)
+    with restated(broken, InvalidCorpus, f"{path}: a .npy file that is not read", rule=rule):
         array = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, TypeError, OverflowError, SyntaxError, RecursionError, TokenError) as error:
-        raise InvalidCorpus(f"{path}: a .npy file that is not read: {error}; rule: {rule}") from error
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype.str.startswith(">"):
         raise InvalidCorpus(f"{path}: a .npy file of shape {array.shape} and type {array.dtype.str}; rule: {rule}")
     return TokenFile(path=path, dtype=array.dtype, header_bytes=array.offset, tokens=array.size)

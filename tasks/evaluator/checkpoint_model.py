@@ -22,7 +22,7 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import StateMismatch
 from cairn.model.training.train_state import WEIGHT_PREFIX, load_weights
 from cairn.storage.checkpoints.checkpoint import load_checkpoint
-from cairn.storage.errors import IntegrityError
+from cairn.storage.errors import IntegrityError, restated
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from cairn.storage.stores.codec import encode
@@ -82,12 +82,10 @@ def load_network(network: own_network.Network, store: ObjectStore, reference: Ch
     if adapters.BASE not in trainer or not isinstance(network, gpt.GPT):
         load_weights(network, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in trained.items()})
         return
-    try:
+    with restated(StateMismatch, IntegrityError, reference.prefix):
         sha256, alpha = adapters.named_base(trainer)
         training_setup.load_initial_weights(store, sha256, network)
         adapters.merge(network, trained, alpha)
-    except StateMismatch as error:
-        raise IntegrityError(f"{reference.prefix}: {error}") from error
 
 
 def read_trained(store: ObjectStore, reference: CheckpointReference) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

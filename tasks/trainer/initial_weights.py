@@ -25,7 +25,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
 from cairn.model.estimates.size_estimate import count_parameters
 from cairn.storage.checkpoints.payload import NUMPY_TYPES, chunks_of
-from cairn.storage.errors import IntegrityError
+from cairn.storage.errors import IntegrityError, restated
 from cairn.storage.stores import codec
 from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, read_verified
 from cairn.storage.stores.regular_file import read_file
@@ -132,10 +132,9 @@ def keep_initial_weights(
 def read_initial_weights(store: ObjectStore, sha256: str) -> dict[str, NDArray[np.float32]]:
     """Return the stored weights by the network's names; raises IntegrityError if a byte has changed."""
     promised = promised_object(store, sha256, KEPT)
-    try:
+    # A KeyError is that of a number format that NumPy has not.
+    with restated((SafetensorError, KeyError), IntegrityError, promised.key):
         return load(bytes(read_verified(store, promised)))
-    except (SafetensorError, KeyError) as error:  # the latter for a number format that NumPy has not
-        raise IntegrityError(f"{promised.key}: {error}") from error
 
 
 def _config(folder: Path) -> hugging_face.HuggingFaceConfig:
@@ -156,10 +155,8 @@ def _weight_files(directory: InitialDirectory) -> tuple[Path, ...]:
             remedy = "load it where you trust it and save_pretrained(…, safe_serialization=True)"
             raise InvalidInput(f"{problem}; rule: {WEIGHTS}, whole or in shards; {remedy}")
         raise InvalidInput(f"holds neither {WEIGHTS} nor {INDEX}; rule: a directory of save_pretrained")
-    try:
+    with restated((OSError, IntegrityError), InvalidInput, f"{INDEX} cannot be read"):
         names = sorted(set(codec.decode(read_file(folder / INDEX), _Index, where=INDEX).weight_map.values()))
-    except (OSError, IntegrityError) as error:
-        raise InvalidInput(f"{INDEX} cannot be read: {error}") from error
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise InvalidInput(f"{INDEX} names {name!r}; rule: plain names of .safetensors files")
@@ -172,7 +169,7 @@ def _weight_files(directory: InitialDirectory) -> tuple[Path, ...]:
 
 def _read_arrays(path: Path, most_bytes: int, *, into: dict[str, NDArray[Any]]) -> str:
     """Add the arrays of a file and return its SHA-256."""
-    try:
+    with restated((OSError, SafetensorError, ValueError, InvalidInput), InvalidInput, f"{path.name} cannot be read"):
         data = read_file(path, most_bytes)
         # The library's own reader for numpy has no bfloat16.
         for name, tensor in deserialize(data):  # type: ignore[no-untyped-call]
@@ -183,8 +180,6 @@ def _read_arrays(path: Path, most_bytes: int, *, into: dict[str, NDArray[Any]]) 
                 flat = (flat.astype("<u4") << 16).view("<f4")
             into[name] = flat.reshape(tensor["shape"])  # (values,) -> its shape
         return hashlib.sha256(data).hexdigest()
-    except (OSError, SafetensorError, ValueError, InvalidInput) as error:
-        raise InvalidInput(f"{path.name} cannot be read: {error}") from error
 
 
 def _own_tokens(folder: Path) -> Mapping[str, int]:
