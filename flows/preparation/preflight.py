@@ -20,7 +20,7 @@ from cairn.model.configuration.training import TrainingConfig, adapter_table
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.estimates import numerics, size_estimate
 from cairn.reports.exporters.exporters import check_exporters
-from cairn.storage.errors import StoreRefused, StoreUnavailable
+from cairn.storage.errors import StoreRefused, StoreUnavailable, restated
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.snapshots.data_snapshot import read_manifest
@@ -78,11 +78,10 @@ def check_before_start(
             return wanted
         vocab_size = read_manifest(log.store, opened.data_snapshot).vocab_size
     elif writes:
-        try:
+        rule = "a folder or bucket this user may write to, chosen with --store or CAIRN_STORE"
+        # One that is unavailable or full for now may work in a minute.
+        with restated(StoreRefused, InvalidConfiguration, f"store {log.store.url}: cannot be written", rule=rule):
             store_probe.probe_store(log.store)
-        except StoreRefused as error:  # one that is unavailable or full for now may work in a minute
-            rule = "rule: a folder or bucket this user may write to, chosen with --store or CAIRN_STORE"
-            raise InvalidConfiguration(f"store {log.store.url}: cannot be written: {error}; {rule}") from error
         vocab_size = _check_data(log.store, wanted, resolved.base_dir)
     else:  # no more than that: a probe of everything would make the store
         store_probe.require_links(log.store)
