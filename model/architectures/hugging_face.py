@@ -209,8 +209,7 @@ def require_family(model: ModelConfig) -> Family:
     family = family_of(model)
     if family is None:
         preset = ModelConfig(architecture=model.architecture)
-        names = ("norm", "norm_gain", "positions", "feed_forward", "bias", "tied", "qk_norm", "ngram_rows")
-        other = [name for name in names if getattr(model, name) != getattr(preset, name)]
+        other = [name for name in network.KINDS if getattr(model, name) != getattr(preset, name)]
         said = ", ".join(f"model.{name} = {_toml(getattr(model, name))}" for name in other)
         rule = "a gpt2, a qwen3 or a llama as their architectures are; weights of this run can be read with safetensors"
         raise InvalidInput(f"{said or 'its heads'}: transformers has no such network; rule: {rule}")
