@@ -26,9 +26,8 @@ from cairn.operations.trained_models import RunSampler, SampleRequest
 from cairn.reports.errors import ReportError, RunNotFound
 from cairn.reports.queries.run_lookup import find_in_run, find_run
 from cairn.storage.errors import IntegrityError, StorageError, StoreUnavailable
-from cairn.storage.stores import child_process, codec
+from cairn.storage.stores import child_process, codec, open_store
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.open_store import open_store
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine.process_memory import available_memory_bytes
 from cairn.tasks.text.format import one_line
@@ -170,7 +169,7 @@ def run(url: str, run_id: str) -> None:
     """Draw the text of the order on stdin and print its pieces: the child's part."""
     order = codec.decode(sys.stdin.buffer.read(), PromptOrder, where="the order")
     try:
-        log = find_run(open_store(url), run_id)
+        log = find_run(open_store.open_store(url), run_id)
         wanted = SampleRequest(prompt=order.prompt, tokens=order.tokens, temperature=order.temperature)
         sampler = RunSampler(log, wanted)
         sampler.load(find_in_run(log, order.step))
