@@ -20,8 +20,7 @@ from cairn.model.errors import InvalidInput
 from cairn.storage.errors import IntegrityError, restated
 from cairn.storage.stores import child_process, codec, redaction, regular_file
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
-from cairn.tasks.data.chat_template import ChatTemplate
-from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data import chat_template, document
 
 _MOST_COPY_BYTES, _MOST_DOCUMENT_BYTES = 64 << 20, 2 << 20
 _CONFIG, _TOKENS, _TEMPLATE = BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -69,11 +68,11 @@ def read_tokenizer(path: Path, *, end_of_text: str = "", end_of_text_id: int | N
         raise InvalidInput(f"tokenizer file {path}: {problem}") from error
 
 
-def find_template(data: DataConfig, base_dir: Path) -> ChatTemplate | None:
+def find_template(data: DataConfig, base_dir: Path) -> chat_template.ChatTemplate | None:
     """Return the template beside `data.tokenizer`; None where it is no file or has none. Raises InvalidCorpus."""
     if not data.tokenizer.endswith(".json"):
         return None
-    with restated(InvalidInput, InvalidCorpus, f"data.tokenizer = {data.tokenizer!r}"):
+    with restated(InvalidInput, document.InvalidCorpus, f"data.tokenizer = {data.tokenizer!r}"):
         folder = local_file("data.tokenizer", data.tokenizer, base_dir, *BESIDE).parent
         named, config = (parse_document(name, read_document(folder / name) or "{}") for name in (_TOKENS, _CONFIG))
         found = read_document(folder / _TEMPLATE) or config.get("chat_template")
@@ -84,7 +83,7 @@ def find_template(data: DataConfig, base_dir: Path) -> ChatTemplate | None:
             tokens[name] = text
     if isinstance(found, list):  # several by name, of which `transformers` takes this one
         found = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}.get("default")
-    return ChatTemplate(text=found, tokens=tokens) if isinstance(found, str) else None
+    return chat_template.ChatTemplate(text=found, tokens=tokens) if isinstance(found, str) else None
 
 
 def read_document(path: Path) -> str | None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import Arithmetic, CheckpointReference
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.child_process import call_child
-from cairn.storage.stores.codec import decode, sha256
+from cairn.storage.stores import child_process, codec
 
 if TYPE_CHECKING:
     from cairn.model.configuration.training import Arithmetic as ArithmeticName
@@ -32,7 +31,7 @@ def arithmetic_of(device: str, name: "ArithmeticName") -> Arithmetic:
     processor = "x86-64" if name == "portable" else describe_processor()
     if accelerator:
         processor = f"{accelerator}; {processor}"
-    digest = sha256("\n".join((name, processor, instructions, libraries, flags)).encode())[:12]
+    digest = codec.sha256("\n".join((name, processor, instructions, libraries, flags)).encode())[:12]
     return Arithmetic(
         digest=digest, name=name, processor=processor, instructions=instructions, libraries=libraries, flags=flags
     )
@@ -45,14 +44,14 @@ def describe_processor(path: Path = Path("/proc/cpuinfo")) -> str:
     facts = cpu_facts(path, (*_PROCESSOR, "flags", "Features"))
     flags = sorted(flag for flag in facts.get("flags", facts.get("Features", "")).split() if flag.startswith(_VECTORS))
     named = " ".join(facts[name] for name in _PROCESSOR if name in facts) or facts.get("model name", "unknown")
-    return f"{named}, {len(flags)} vector flags {sha256(' '.join(flags).encode())[:8]}" if flags else named
+    return f"{named}, {len(flags)} vector flags {codec.sha256(' '.join(flags).encode())[:8]}" if flags else named
 
 
 def arithmetic_here(device: str, name: "ArithmeticName") -> Arithmetic | None:
     """Return the arithmetic that a trainer would have here, as a child finds it; None if the child cannot say."""
     try:
-        printed = call_child(f"{__name__}:choose_and_describe", device, name)
-        return decode(printed, Arithmetic, where="the arithmetic of this machine")
+        printed = child_process.call_child(f"{__name__}:choose_and_describe", device, name)
+        return codec.decode(printed, Arithmetic, where="the arithmetic of this machine")
     except (OSError, subprocess.SubprocessError, IntegrityError):
         return None
 
