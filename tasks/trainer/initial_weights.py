@@ -138,11 +138,8 @@ def read_initial_weights(store: ObjectStore, sha256: str) -> dict[str, NDArray[n
 
 
 def _config(folder: Path) -> hugging_face.HuggingFaceConfig:
-    try:
+    with restated(OSError, InvalidInput, f"{CONFIG} cannot be read", rule="a directory of save_pretrained"):
         return hugging_face.parse_config(read_file(folder / CONFIG))
-    except OSError as error:
-        rule = "rule: a directory of save_pretrained"
-        raise InvalidInput(f"{CONFIG} cannot be read: {error.strerror}; {rule}") from error
 
 
 def _weight_files(directory: InitialDirectory) -> tuple[Path, ...]:
@@ -186,10 +183,9 @@ def _own_tokens(folder: Path) -> Mapping[str, int]:
     """Return the ids of the directory's own tokenizer by token; none without one."""
     if not (folder / TOKENIZER).exists():
         return {}
-    try:
+    broken, rule = (OSError, UnicodeDecodeError, InvalidInput), "a whole one, or none; repair it or remove it"
+    with restated(broken, InvalidInput, f"{TOKENIZER} cannot be read", rule=rule):
         return foreign_tokenizer.read_library_tokenizer(folder / TOKENIZER).get_vocab(with_added_tokens=True)
-    except (OSError, UnicodeDecodeError, InvalidInput) as error:
-        raise InvalidInput(f"{TOKENIZER} cannot be read: {error}; repair it or remove it") from error
 
 
 def _own_ids(folder: Path) -> int:
