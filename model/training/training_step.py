@@ -22,7 +22,8 @@ from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.kernels.attention import document_starts, takes_starts
 from cairn.model.kernels.head_loss import as_ids, head_loss, token_loss
-from cairn.model.training import determinism, membership, parallel
+from cairn.model.training import determinism, parallel
+from cairn.model.training.membership import SharesChanged
 from cairn.model.training.optimizer import set_rate, update_weights
 from cairn.model.training.train_state import AUTOCAST_DTYPES, TrainState
 
@@ -180,7 +181,7 @@ def _accumulate_with_those_left(state: TrainState, inputs: StepInputs) -> tuple[
     while True:
         try:
             return _accumulate(state, inputs)
-        except membership.SharesChanged:
+        except SharesChanged:
             continue
 
 
