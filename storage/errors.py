@@ -1,5 +1,8 @@
 """The errors of `storage`: one root, and a subclass wherever a caller acts differently."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class StorageError(Exception):
     """Something durable could not be read, written or trusted."""
@@ -59,3 +62,14 @@ class AppendUnknown(StorageError):
 
 class NotDurable(AppendUnknown):
     """The object is visible, but may vanish in a power cut: its folder's fsync failed. No retry can prove otherwise."""
+
+
+@contextmanager
+def restated(
+    caught: type[Exception] | tuple[type[Exception], ...], raised: type[Exception], where: str, *, rule: str = ""
+) -> Iterator[None]:
+    """Raise an error of the block as another one, whose message says where it was met and which rule holds there."""
+    try:
+        yield
+    except caught as error:
+        raise raised(f"{where}: {error}{'; rule: ' if rule else ''}{rule}") from error

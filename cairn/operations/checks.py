@@ -205,7 +205,7 @@ def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[st
     begun = {"weights.safetensors": opened.initial_weights_sha256, "source.json": opened.initial_source_sha256}
     for name, sha256 in begun.items():
         if sha256 is not None:
-            from cairn.tasks.trainer.weights_source import promised_object  # few runs have any
+            from cairn.tasks.trainer.initial_weights import promised_object  # few runs have any
 
             try:
                 check_object(store, promised_object(store, sha256, name))

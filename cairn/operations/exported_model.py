@@ -17,7 +17,7 @@ from cairn.tasks.text.format import format_value, one_line
 
 if TYPE_CHECKING:
     from cairn.tasks.evaluator.checkpoint_model import CheckpointModel
-    from cairn.tasks.trainer.weights_source import WeightsSource
+    from cairn.tasks.trainer.initial_weights import WeightsSource
 
 
 def write_card(
@@ -70,7 +70,7 @@ class ExportedModel:
 def export_model(found: run_lookup.FoundCheckpoint, folder: Path, *, adapter: bool = False) -> ExportedModel:
     """Verify and write the checkpoint, or its `adapter` alone; raises `InvalidConfiguration`, and `IntegrityError`."""
     from cairn.tasks.evaluator import checkpoint_model
-    from cairn.tasks.trainer.weights_source import read_source
+    from cairn.tasks.trainer.initial_weights import read_source
 
     lora = run_lookup.configuration_of(found.log.state).training.lora
     if adapter and lora is None:

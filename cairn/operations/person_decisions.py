@@ -10,7 +10,6 @@ from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import alias_history
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of, read_checkpoints
 from cairn.storage.checkpoints import checkpoint, resume_point
-from cairn.storage.checkpoints.resume_point import new_pin
 from cairn.storage.checkpoints.sweep import SweepAction, SweepKind
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state, step_log
@@ -66,7 +65,7 @@ def fork_run(
         )
     snapshot_id = _choose_data(found, config, changed, base_dir)
     body = _opening(found, run_id, before, config, snapshot_id)
-    pin = new_pin(found.reference, this_placement(device="cpu", threads=1), fork=run_id)
+    pin = resume_point.new_pin(found.reference, this_placement(device="cpu", threads=1), fork=run_id)
     state = resume_point.open_fork(parent, body, pin, writer=log_entry.this_writer())
     if state.opened is None:
         raise InvalidConfiguration(f"run {run_id}: a sweep took this process for dead: run the same command again")

@@ -13,7 +13,7 @@ from cyclopts.validators import Number
 
 from cairn.model.errors import InvalidInput, ModelError
 from cairn.reports.queries import run_lookup
-from cairn.storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
+from cairn.storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable, restated
 from cairn.storage.logs import log_entry, run_log, run_state
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.regular_file import read_file
@@ -92,7 +92,7 @@ class RunSampler:
     def load(self, reference: log_entry.CheckpointReference) -> None:
         """Load the verified weights of a checkpoint; keeps the present ones if it raises `IntegrityError`."""
         from cairn.tasks.evaluator.checkpoint_model import load_network
-        from cairn.tasks.trainer.weights_source import read_source
+        from cairn.tasks.trainer.initial_weights import read_source
 
         if self._opened is None:
             self._opened = open_run_model(self._log, reference, self._request.device)
@@ -169,10 +169,8 @@ def read_prompt(prompt: str, prompt_file: str, stdin: BinaryIO) -> str:
     if not prompt_file and prompt != "-":
         return prompt
     where = f"--prompt-file {prompt_file}" if prompt_file else "--prompt -"
-    try:
+    with restated((OSError, UnicodeDecodeError), InvalidConfiguration, f"{where}: cannot be read as UTF-8 text"):
         text = (read_file(prompt_file) if prompt_file else stdin.read()).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfiguration(f"{where}: cannot be read as UTF-8 text: {error}") from error
     return text.removesuffix("\n").removesuffix("\r")
 
 

@@ -31,8 +31,7 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.configuration.configuration_source import allowed_code
-from cairn.tasks.configuration.network_module import keep_files
+from cairn.tasks.configuration import configuration_source, network_module
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.data import corpus, snapshot_build, snapshot_lookup
@@ -103,7 +102,7 @@ class _SegmentReplayer:
             snapshot_id=opened.data_snapshot,
             data=config.data,
             model=config.model,
-            allowed_code=allowed_code(os.environ),
+            allowed_code=configuration_source.allowed_code(os.environ),
             training=config.training.model_copy(update={"probe_every_steps": 0}),  # the probe changes no bit
             micro_batch=started.micro_batch,
             activation_checkpointing=started.activation_checkpointing,
@@ -236,7 +235,7 @@ def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Calla
         few = (Component(first_window=0, window_count=min(WINDOWS, count)),)  # every epoch of them is this one batch
         order = SampleOrder(window_count=count, seed=spec.training.seed, global_batch=WINDOWS, components=few)
         code = LocalStore(folder / "code")
-        keep_files(code, config.model, config.code.files)
+        network_module.keep_files(code, config.model, config.code.files)
         state = training_setup.fresh_state(code, spec, data, place)
         observer = training_loop.StepObserver(
             on_step=follow, stop_requested=lambda: bool(steps) and steps[-1].train_loss < BY_HEART

@@ -21,14 +21,12 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from uvicorn import Server
 
 from cairn.model.errors import ModelError
-from cairn.operations.run_notes import note_run
-from cairn.operations.trained_models import RunSampler, SampleRequest
+from cairn.operations import run_notes, trained_models
 from cairn.reports.errors import ReportError, RunNotFound
 from cairn.reports.queries.run_lookup import find_in_run, find_run
 from cairn.storage.errors import IntegrityError, StorageError, StoreUnavailable
-from cairn.storage.stores import child_process, codec
+from cairn.storage.stores import child_process, codec, open_store
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.open_store import open_store
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine.process_memory import available_memory_bytes
 from cairn.tasks.text.format import one_line
@@ -98,7 +96,7 @@ class PersonRequests:
         try:
             order = await _read_order(request, NoteOrder)
             log = await run_in_threadpool(find_run, self._store, run_id)
-            await run_in_threadpool(note_run, log, order.text, order.tags, ())
+            await run_in_threadpool(run_notes.note_run, log, order.text, order.tags, ())
         except _EXPECTED as error:
             return _refuse(error)
         self._on_note(run_id)
@@ -170,9 +168,9 @@ def run(url: str, run_id: str) -> None:
     """Draw the text of the order on stdin and print its pieces: the child's part."""
     order = codec.decode(sys.stdin.buffer.read(), PromptOrder, where="the order")
     try:
-        log = find_run(open_store(url), run_id)
-        wanted = SampleRequest(prompt=order.prompt, tokens=order.tokens, temperature=order.temperature)
-        sampler = RunSampler(log, wanted)
+        log = find_run(open_store.open_store(url), run_id)
+        wanted = trained_models.SampleRequest(prompt=order.prompt, tokens=order.tokens, temperature=order.temperature)
+        sampler = trained_models.RunSampler(log, wanted)
         sampler.load(find_in_run(log, order.step))
         written = sampler.write(order.seed, lambda text: _print(Piece(text=text)))
         _print(Piece(ended=written.ended))

@@ -12,8 +12,7 @@ from cairn.storage.logs import run_log, run_state
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
 from cairn.tasks.checkpoints import promotion
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
-from cairn.tasks.configuration import addresses, configuration_source, network_module, run_configuration
-from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.configuration import addresses, configuration_source, network_module, run_configuration, settings
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.evaluator import evaluation_run
 from cairn.tasks.machine.placement import this_person, work_folder
@@ -126,10 +125,10 @@ def best_candidate(run_id: str, state: run_state.RunState, rules: PromotionRules
     """Return the readable checkpoint with the lowest finite loss under the primary suite, or None without one."""
     known = [(record, item) for record in state.readable for item in reversed(record.evaluations)]
     fitting = [(record, item) for record, item in known if item.suite_sha256 == rules.required[0].sha256]
-    finite = [(record, item) for record, item in fitting if math.isfinite(item.metrics.get(METRIC, math.nan))]
+    finite = [(record, item) for record, item in fitting if math.isfinite(item.metrics.get(settings.METRIC, math.nan))]
     if not finite:
         return None
-    record, best = min(finite, key=lambda pair: pair[1].metrics[METRIC])
+    record, best = min(finite, key=lambda pair: pair[1].metrics[settings.METRIC])
     measured = promotion.evaluations_of(state, best.manifest_sha256)
     return Candidate(run_id=run_id, reference=record.committed.reference, evaluations=measured, by=f"run {run_id}")
 

@@ -14,8 +14,7 @@ from prefect.client.schemas.actions import VariableCreate, VariableUpdate
 
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.flows.orchestrator.server_setup import take_credentials
-from cairn.storage.stores.codec import sha256
-from cairn.storage.stores.open_store import open_store
+from cairn.storage.stores import codec, open_store
 from cairn.tasks.configuration.addresses import choose_store
 
 T = TypeVar("T")
@@ -27,7 +26,7 @@ def record_store(url: str, run_id: str, credentials: str, say: Callable[[str], N
     try:
         if runtime.deployment.get_id() is None:
             return
-        own_id, name = UUID(runtime.flow_run.get_id()), _PREFIX + sha256(url.encode())[:12]
+        own_id, name = UUID(runtime.flow_run.get_id()), _PREFIX + codec.sha256(url.encode())[:12]
         with get_client(sync_client=True) as client:
             given = client.read_flow_run(own_id).parameters
             client.update_flow_run(own_id, parameters={**given, "run_id": run_id, "store": url})
@@ -45,7 +44,7 @@ def visit_stores(given: str, credentials: str, do: Callable[[str], Iterable[T]],
 
     The environment has the credentials of the store that is visited.
     """
-    stores, results = {open_store(choose_store(given, os.environ)).url: ("", credentials)}, list[T]()
+    stores, results = {open_store.open_store(choose_store(given, os.environ)).url: ("", credentials)}, list[T]()
     if not given:
         with get_client(sync_client=True) as client:
             for variable in client.read_variables():

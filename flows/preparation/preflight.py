@@ -10,7 +10,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from cairn.model.configuration.training import TrainingConfig, adapter_table
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.estimates import numerics, size_estimate
 from cairn.reports.exporters.exporters import check_exporters
-from cairn.storage.errors import StoreRefused, StoreUnavailable
+from cairn.storage.errors import StoreRefused, StoreUnavailable, restated
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.snapshots.data_snapshot import read_manifest
@@ -35,7 +35,6 @@ from cairn.tasks.machine import machine_speed, placement, process_memory
 from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, most_workers, next_sizes
 from cairn.tasks.text.format import format_quantity
 from cairn.tasks.trainer.initial_weights import InitialDirectory, check_directory
-from cairn.tasks.trainer.module_trial import try_module
 from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
 _SMALL_BYTES = 16 * 1024 * 1024
@@ -79,11 +78,10 @@ def check_before_start(
             return wanted
         vocab_size = read_manifest(log.store, opened.data_snapshot).vocab_size
     elif writes:
-        try:
+        rule = "a folder or bucket this user may write to, chosen with --store or CAIRN_STORE"
+        # One that is unavailable or full for now may work in a minute.
+        with restated(StoreRefused, InvalidConfiguration, f"store {log.store.url}: cannot be written", rule=rule):
             store_probe.probe_store(log.store)
-        except StoreRefused as error:  # one that is unavailable or full for now may work in a minute
-            rule = "rule: a folder or bucket this user may write to, chosen with --store or CAIRN_STORE"
-            raise InvalidConfiguration(f"store {log.store.url}: cannot be written: {error}; {rule}") from error
         vocab_size = _check_data(log.store, wanted, resolved.base_dir)
     else:  # no more than that: a probe of everything would make the store
         store_probe.require_links(log.store)
@@ -233,7 +231,7 @@ def estimate_trainer(
 ) -> size_estimate.MemoryEstimate:
     """Return the memory that one trainer of these sizes takes at its peak; of a module by trying one step."""
     if config.model.module:
-        return try_module(config, vocab_size, sizes)
+        return machine_speed.try_module(config, vocab_size, asdict(sizes))
     micro_batch, recompute, place = sizes.micro_batch, sizes.activation_checkpointing, memory.place
     return size_estimate.estimate_memory(
         config.model, config.training, vocab_size, micro_batch=micro_batch, recompute=recompute, place=place
@@ -306,7 +304,8 @@ def store_room(store: object_store.ObjectStore, state: RunState, config: RunConf
     elif (newest := state.newest_committed) is not None:
         each = newest.committed.bytes
     else:  # that of a trial's state
-        tried = try_module(config, vocab_size, next_sizes(state, config.training, config.model.block_size))
+        sizes = next_sizes(state, config.training, config.model.block_size)
+        tried = machine_speed.try_module(config, vocab_size, asdict(sizes))
         each = tried.parameters_bytes + tried.optimizer_bytes
     there = sum(record.committed.bytes for record in state.live_checkpoints)
     most = math.inf if rules.every_seconds else commits

@@ -7,8 +7,7 @@ from pathlib import Path
 from cairn.reports.queries.run_lookup import configuration_of
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.open_store import open_store
-from cairn.tasks.configuration import addresses, configuration_source, stored_configuration
-from cairn.tasks.configuration.network_module import require_allowed
+from cairn.tasks.configuration import addresses, configuration_source, network_module, stored_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.run_set import NO_LIMIT, RunLimit
@@ -91,7 +90,7 @@ def configure_run(resolved: ResolvedRequest, state: run_state.RunState, environm
             config = configuration_source.parse_configuration(
                 document, overrides=overrides, environment=environment, name=name
             )
-        require_allowed(config.model, config.code.allow)
+        network_module.require_allowed(config.model, config.code.allow)
         return stored_configuration.keep_numerics(config, state.opened.config)
     try:
         config = config or configuration_source.read_configuration("", overrides=overrides, environment=environment)

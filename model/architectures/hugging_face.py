@@ -6,7 +6,7 @@ are always there; the head is the token embedding), llama, qwen3 (a Linear for e
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -17,16 +17,17 @@ from cairn.model.configuration import network
 from cairn.model.configuration.network import Family, ModelConfig, Positive, family_of
 from cairn.model.errors import InvalidInput
 
-_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 _SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _Layers = Annotated[int, Field(gt=0, le=4096)]
 """Each layer is a row of the table of parameters, which a file must not make endless; published networks have 126."""
 _MOST_POSITIONS = 1024
 """The block_size of a run that names none: published networks have room for texts that few machines can train on."""
 
+_One = Annotated[float, Field(ge=1, le=1)]
+
 
 class _Config(BaseModel):
-    """Missing keys have the library's defaults, unknown keys are ignored."""
+    """Missing keys have the library's defaults, unknown keys are ignored; a type says which networks are computed."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -34,7 +35,7 @@ class _Config(BaseModel):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     torch_dtype: str | None = "float32"
-    quantization_config: dict[str, Any] | None = None
+    quantization_config: Annotated[dict[str, Any], Field(max_length=0)] | None = None
 
 
 class Gpt2Config(_Config):
@@ -48,15 +49,15 @@ class Gpt2Config(_Config):
     n_layer: _Layers = 12
     n_head: Positive = 12
     n_inner: Positive | None = None
-    activation_function: str = "gelu_new"
+    activation_function: Literal["gelu_new", "gelu_pytorch_tanh"] = "gelu_new"
     resid_pdrop: float = 0.1
     embd_pdrop: float = 0.1
     attn_pdrop: float = 0.1
     layer_norm_epsilon: float = 1e-5
-    scale_attn_weights: bool = True
-    scale_attn_by_inverse_layer_idx: bool = False
-    add_cross_attention: bool = False
-    tie_word_embeddings: bool = True
+    scale_attn_weights: Literal[True] = True
+    scale_attn_by_inverse_layer_idx: Literal[False] = False
+    add_cross_attention: Literal[False] = False
+    tie_word_embeddings: Literal[True] = True
     bos_token_id: int | None = 50256
     eos_token_id: int | list[int] | None = 50256
 
@@ -64,15 +65,6 @@ class Gpt2Config(_Config):
         """Return the keys of [model] that these weights need, with their values."""
         named = {ours: getattr(self, theirs) for theirs, ours in network.transformers()["keys"]["gpt2"].items()}
         return named | {"n_inner": self.n_inner or 4 * self.n_embd}
-
-    def rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield each name whose value is no part of [model], whether it is one that is computed here, and the rule."""
-        yield "activation_function", self.activation_function in _TANH_GELU, f"one of {', '.join(_TANH_GELU)}"
-        yield "scale_attn_weights", self.scale_attn_weights, "true"
-        yield "scale_attn_by_inverse_layer_idx", not self.scale_attn_by_inverse_layer_idx, "false"
-        yield "add_cross_attention", not self.add_cross_attention, "false"
-        yield "tie_word_embeddings", self.tie_word_embeddings, "true"
-        yield "quantization_config", not self.quantization_config, "none"
 
 
 class RopeConfig(BaseModel):
@@ -86,7 +78,7 @@ class RopeConfig(BaseModel):
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     original_max_position_embeddings: int | None = None
-    partial_rotary_factor: float = 1.0
+    partial_rotary_factor: _One = 1.0
 
     @model_validator(mode="before")
     @classmethod
@@ -106,19 +98,19 @@ class LlamaConfig(_Config):
     num_attention_heads: Positive = 32
     num_key_value_heads: Positive | None = None
     head_dim: Positive | None = None
-    hidden_act: str = "silu"
+    hidden_act: Literal["silu"] = "silu"
     max_position_embeddings: Positive = 2048
     rms_norm_eps: float = 1e-6
     rope_theta: float | None = None
     rope_scaling: RopeConfig | None = None
     rope_parameters: RopeConfig | None = None
-    partial_rotary_factor: float = 1.0
+    partial_rotary_factor: _One = 1.0
     tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
+    attention_bias: Literal[False] = False
+    mlp_bias: Literal[False] = False
     attention_dropout: float = 0.0
-    use_sliding_window: bool = False
-    layer_types: tuple[str, ...] | None = None
+    use_sliding_window: Literal[False] = False
+    layer_types: tuple[Literal["full_attention"], ...] | None = None
 
     @property
     def rope(self) -> RopeConfig:
@@ -136,16 +128,6 @@ class LlamaConfig(_Config):
             "rotary_base": self.rope_theta or self.rope.rope_theta or 10_000.0,
             "rotary_scaling": tuple(getattr(self.rope, name) for name in _SCALING_KEYS[:scaled]) or None,
         }
-
-    def rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield each name whose value is no part of [model], whether it is one that is computed here, and the rule."""
-        yield "hidden_act", self.hidden_act == "silu", "silu"
-        yield "partial_rotary_factor", self.partial_rotary_factor == self.rope.partial_rotary_factor == 1.0, "1"
-        yield "attention_bias", not self.attention_bias, "false"
-        yield "mlp_bias", not self.mlp_bias, "false"
-        yield "use_sliding_window", not self.use_sliding_window, "false"
-        yield "layer_types", {"full_attention"}.issuperset(self.layer_types or ()), "full_attention alone"
-        yield "quantization_config", not self.quantization_config, "none"
 
 
 HuggingFaceConfig = Gpt2Config | LlamaConfig
@@ -227,8 +209,7 @@ def require_family(model: ModelConfig) -> Family:
     family = family_of(model)
     if family is None:
         preset = ModelConfig(architecture=model.architecture)
-        names = ("norm", "norm_gain", "positions", "feed_forward", "bias", "tied", "qk_norm", "ngram_rows")
-        other = [name for name in names if getattr(model, name) != getattr(preset, name)]
+        other = [name for name in network.KINDS if getattr(model, name) != getattr(preset, name)]
         said = ", ".join(f"model.{name} = {_toml(getattr(model, name))}" for name in other)
         rule = "a gpt2, a qwen3 or a llama as their architectures are; weights of this run can be read with safetensors"
         raise InvalidInput(f"{said or 'its heads'}: transformers has no such network; rule: {rule}")
@@ -237,10 +218,6 @@ def require_family(model: ModelConfig) -> Family:
 
 def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
     """Raise InvalidInput where `found` is another network, naming values for [model]; a smaller block_size will do."""
-    for name, holds, rule in found.rules():
-        if not holds:
-            value = getattr(found, name)
-            raise InvalidInput(f"config.json: {name} = {value!r}; rule: {rule}; no other kind is trained here")
     if family_of(model) != found.model_type:
         problem = f"model_type = {found.model_type!r}, and [model] describes another network"
         preset = network.transformers()["presets"][found.model_type]

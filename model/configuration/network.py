@@ -247,18 +247,20 @@ class Parameter:
 Family = Literal["gpt2", "llama", "qwen3"]
 
 
+KINDS = ("norm", "norm_gain", "positions", "feed_forward", "bias", "tied", "qk_norm", "ngram_rows")
+"""The keys that say which architecture a network is; all others are its sizes."""
+
+
 def family_of(model: ModelConfig) -> Family | None:
     """Return the architecture of `transformers` that computes what this network does, None if there is none."""
-    if model.module:
-        return None
-    wanted = {name: value for name, value in _PRESETS["gpt2"].items() if name not in ("bias", "norm_epsilon")}
-    plain = model.n_kv_head == model.n_head and model.attention_width == model.n_embd and model.norm_gain
-    if plain and not model.ngram_rows and all(getattr(model, name) == value for name, value in wanted.items()):
-        return "gpt2" if model.tied else None
-    llama = model.norm == "rms" and model.positions == "rotary" and model.feed_forward == "swiglu"
-    if not llama or model.bias or model.ngram_rows:
-        return None
-    return "qwen3" if model.qk_norm else "llama"
+    is_plain = model.n_kv_head == model.n_head and model.attention_width == model.n_embd
+    presets: Mapping[Family, Mapping[str, Any]] = {} if model.module else transformers()["presets"]
+    for family, preset in presets.items():
+        theirs, free = ModelConfig(**preset), transformers()["free"][family]
+        is_same = all(getattr(model, name) == getattr(theirs, name) for name in KINDS if name not in free)
+        if is_same and (is_plain or family != "gpt2"):
+            return family
+    return None
 
 
 @cache

@@ -5,6 +5,7 @@ Sources: Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration" (n
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.model.architectures.gpt import GPT
 from cairn.model.architectures.own_network import Network, OwnNetwork
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput, ModelError
@@ -132,10 +132,7 @@ def generate_stream(
         raise InvalidInput(f"prompt_ids must be in [0, {model.vocab_size}); encode the prompt with the run's tokenizer")
     if new_tokens < 0:
         raise InvalidInput(f"new_tokens={new_tokens} must not be negative")
-    ids, generator = list(prompt_ids), torch.Generator().manual_seed(seed)
-    if isinstance(model, OwnNetwork):
-        return _sample_anew(model, ids, new_tokens, sampling, generator)
-    return _sample_with_cache(model, ids, new_tokens, sampling, generator)
+    return _sample(model, list(prompt_ids), new_tokens, sampling, torch.Generator().manual_seed(seed))
 
 
 def sample_text(
@@ -146,35 +143,29 @@ def sample_text(
     return decode(list(generate_stream(model, prompt_ids, new_tokens=new_tokens, sampling=sampling, seed=seed)))
 
 
-def _sample_anew(
-    model: OwnNetwork, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
+def _sample(
+    model: Network, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
 ) -> Iterator[int]:
-    for _ in range(new_tokens):
-        with evaluation_mode(model):
-            context = torch.tensor([ids[-model.config.block_size :]], dtype=torch.int64, device=model.device)  # (1, T)
-            logits = model.next_logits(context)[0, : model.vocab_size].float().cpu()  # (1, V) -> (ids,)
-        ids.append(sampling.sample(logits, generator))
-        yield ids[-1]
-
-
-def _sample_with_cache(
-    model: GPT, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
-) -> Iterator[int]:
-    block_size = model.config.block_size
-    cache = attention.KeyValueCache(model.config, device=model.device, dtype=model.wte.weight.dtype)
+    block_size, cache = model.config.block_size, None
+    if isinstance(model, OwnNetwork):
+        predict: Callable[[Tensor], Tensor] = model.next_logits
+    else:
+        cache = attention.KeyValueCache(model.config, device=model.device, dtype=model.wte.weight.dtype)
+        predict = functools.partial(model.extend, cache=cache)
     new_ids = ids = ids[-block_size:]
     for _ in range(new_tokens):
-        if cache.length + len(new_ids) > block_size:
+        if cache is None:
+            new_ids = ids[-block_size:]
+        elif cache.length + len(new_ids) > block_size:
             cache.length = 0
             new_ids = ids = ids[-max(block_size // 2, 1) :]
         with evaluation_mode(model):  # not across a yield: the caller may change the mode in between
             context = torch.tensor([new_ids], dtype=torch.int64, device=model.device)  # (1, T)
             # Rows of the embedding beyond the ids mean no token, and none of them is drawn.
-            logits = model.extend(context, cache)[0, : model.vocab_size].float().cpu()  # (1, V) -> (ids,)
-        token = sampling.sample(logits, generator)
-        yield token
-        new_ids = [token]
-        ids.append(token)
+            logits = predict(context)[0, : model.vocab_size].float().cpu()  # (1, V) -> (ids,)
+        new_ids = [sampling.sample(logits, generator)]
+        ids += new_ids
+        yield ids[-1]
 
 
 class TextStream:

@@ -60,17 +60,20 @@ def window_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def head_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0, *, chunk_bytes: int = HEAD_CHUNK_BYTES
+    hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0, *, is_padded: bool = False, chunk_bytes: int = 0
 ) -> Tensor:
     """Mean cross-entropy in nats of hidden x weight': (B, T, C), (V, C), (B, T) -> scalar; losses and sums are fp32.
 
-    `z_loss` as in `token_loss`.
+    `z_loss` as in `token_loss`; with whole tiles, for accelerators, the result is equal up to rounding.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     flat, ids = hidden.flatten(0, 1), targets.flatten()  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
-    loss: Tensor = _HeadLoss.apply(flat, weight, ids, (dtype, rows, z_loss, False))  # type: ignore[no-untyped-call]
+    rows = max(1, (chunk_bytes or HEAD_CHUNK_BYTES) // (4 * len(weight)))
+    if is_padded:
+        chunk_bytes = chunk_bytes or DEVICE_HEAD_CHUNK_BYTES
+        rows = chunk_rows(len(flat), len(weight), chunk_bytes=chunk_bytes, number_bytes=dtype.itemsize)
+    loss: Tensor = _HeadLoss.apply(flat, weight, ids, (dtype, rows, z_loss, is_padded))  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -134,18 +137,6 @@ def _differentiate(logits: Tensor, targets: Tensor, z_loss: float, *, samples: i
         grad_logits.scatter_add_(1, chosen, grad_logits.new_full(ids.shape, -1.0))
         part.copy_(grad_logits.div_(samples))
     return total
-
-
-def padded_head_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0, *, chunk_bytes: int = DEVICE_HEAD_CHUNK_BYTES
-) -> Tensor:
-    """Equal `head_loss` up to rounding: (B, T, C), (V, C), (B, T) -> scalar in nats; losses and sums are fp32."""
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    flat, ids = hidden.flatten(0, 1), targets.flatten()  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
-    rows = chunk_rows(len(flat), len(weight), chunk_bytes=chunk_bytes, number_bytes=dtype.itemsize)
-    loss: Tensor = _HeadLoss.apply(flat, weight, ids, (dtype, rows, z_loss, True))  # type: ignore[no-untyped-call]
-    return loss
 
 
 def padded_vocabulary(vocab_size: int) -> int:

@@ -11,16 +11,14 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from cairn.model.architectures import adapters
-from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures import adapters, gpt
 from cairn.model.architectures.own_network import Network, OwnNetwork, check_network, make_network
 from cairn.model.configuration.data import NOTHING_BEFORE, TrainedBefore
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import Precision, TrainingConfig
 from cairn.model.errors import InvalidInput, StateMismatch
 from cairn.model.kernels.head_loss import COMPILE_OPTIONS
-from cairn.model.training import determinism, optimizer, parallel, sharded_tensors
-from cairn.model.training.gradient_sum import Workers
+from cairn.model.training import determinism, gradient_sum, optimizer, parallel, sharded_tensors
 
 Group = Literal["weights", "optimizer", "trainer"]
 
@@ -87,7 +85,7 @@ class TrainState:
     network: Callable[..., Tensor]
     ranks: parallel.Ranks
     own_time: OwnTime
-    workers: Workers = field(default_factory=Workers, init=False)
+    workers: gradient_sum.Workers = field(default_factory=gradient_sum.Workers, init=False)
     step: int = field(default=0, init=False)
     before: TrainedBefore = field(default=NOTHING_BEFORE, init=False)
     beside: Mapping[str, Tensor] = field(default_factory=dict, init=False)
@@ -119,7 +117,7 @@ class TrainState:
             model = _make_own(make, training_config, device, new=filled)
         else:
             model = _make_gpt(model_config, training_config, vocab_size, device, ranks)
-        if filled and isinstance(model, GPT):
+        if filled and isinstance(model, gpt.GPT):
             with determinism.keeping_generators(device):
                 determinism.seed_generators(training_config.seed, device)
                 model.fill(sharded_tensors.copy_into)
@@ -237,10 +235,10 @@ def _factors(count: int, device: torch.device) -> Tensor:
 
 def _make_gpt(
     config: ModelConfig, training: TrainingConfig, vocab_size: int, device: torch.device, ranks: parallel.Ranks
-) -> GPT:
+) -> gpt.GPT:
     """Make the network without values."""
     with torch.device("meta"):
-        model = GPT(config, vocab_size, training.activation_checkpointing)
+        model = gpt.GPT(config, vocab_size, training.activation_checkpointing)
     if training.lora is not None:
         adapters.adapt(model, training.lora)
     # The fused layer passes by adapters: it computes with the layers' own weights.
@@ -270,7 +268,7 @@ def _make_own(make: Callable[[], OwnNetwork], training: TrainingConfig, device: 
     return model
 
 
-def compile_layers(model: GPT) -> None:
+def compile_layers(model: gpt.GPT) -> None:
     """Compile each layer alone, once for all; embedding and head not: a compiler may reorder their backward sums."""
     model.compiled_layers = [torch.compile(block, dynamic=False, options=COMPILE_OPTIONS) for block in model.h]
 

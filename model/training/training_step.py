@@ -21,7 +21,7 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.kernels.attention import document_starts, takes_starts
-from cairn.model.kernels.head_loss import as_ids, head_loss, padded_head_loss, token_loss
+from cairn.model.kernels.head_loss import as_ids, head_loss, token_loss
 from cairn.model.training import determinism, sharded_tensors
 from cairn.model.training.membership import SharesChanged
 from cairn.model.training.optimizer import set_rate, update_weights
@@ -248,8 +248,8 @@ def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig, model
         if isinstance(model, OwnNetwork):
             return model.loss(inputs, targets)
         if training.kernels == "fused":
-            fused_loss = head_loss if state.device.type == "cpu" else padded_head_loss
-            return fused_loss(model.hidden(inputs, starts), model.head_weight, targets, training.z_loss)
+            hidden, is_padded = model.hidden(inputs, starts), state.device.type != "cpu"
+            return head_loss(hidden, model.head_weight, targets, training.z_loss, is_padded=is_padded)
         logits = network(inputs, starts)
     return token_loss(logits, targets, training.z_loss)
 

@@ -13,13 +13,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from cairn.storage.errors import IntegrityError, SnapshotDamaged, StorageError
+from cairn.storage.errors import IntegrityError, SnapshotDamaged, StorageError, restated
 from cairn.storage.stores.codec import sha256
 
 SHARD_VERSION = 1
 SHARD_SUFFIX = ".arrow"
 DEFAULT_SHARD_TOKENS = 8 * 1024 * 1024
 MAX_VOCAB_SIZE = 2**32
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, struct.error)
 _MAGIC_BYTES = 8
 
 
@@ -106,11 +107,9 @@ def write_shard(path: Path, tokens: NDArray[Any], schema: ShardSchema) -> None:
 
 def count_tokens(path: Path) -> int:
     """Return the number of tokens in a shard file of any schema; raises IntegrityError if it is not one."""
-    try:
-        with pa.memory_map(str(path), "r") as mapped, pa.ipc.open_file(mapped) as reader:
-            return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
-    except (pa.ArrowException, OSError) as error:
-        raise IntegrityError(f"{path}: not a readable Arrow shard: {error}") from error
+    unreadable = restated((pa.ArrowException, OSError), IntegrityError, f"{path}: not a readable Arrow shard")
+    with unreadable, pa.memory_map(str(path), "r") as mapped, pa.ipc.open_file(mapped) as reader:
+        return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
 
 
 def map_shard(path: Path, schema: ShardSchema, *, where: str) -> NDArray[Any]:
@@ -118,7 +117,7 @@ def map_shard(path: Path, schema: ShardSchema, *, where: str) -> NDArray[Any]:
 
     Raises IntegrityError for a missing file, other bytes, and other columns, tokenizers or versions.
     """
-    try:
+    with restated(_UNREADABLE, IntegrityError, f"{where}: not a readable Arrow shard"):
         with pa.memory_map(str(path), "r") as mapped:
             buffer = mapped.read_buffer()
         with pa.ipc.open_file(buffer) as reader:
@@ -136,19 +135,14 @@ def map_shard(path: Path, schema: ShardSchema, *, where: str) -> NDArray[Any]:
         tokens: NDArray[Any] = batch.column(0).to_numpy(zero_copy_only=not schema.is_mask)
         if tokens.dtype != schema.dtype:  # as those of a mask with nulls, which is copied
             raise ValueError(f"its column has {tokens.dtype} values; rule: {schema.dtype}")
-    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise IntegrityError(f"{where}: not a readable Arrow shard: {error}") from error
     return tokens
 
 
 def read_batches(path: Path, schema: pa.Schema, *, where: str) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of an Arrow file of any origin, one at a time in memory; raises IntegrityError."""
-    try:
-        with pa.OSFile(str(path)) as file:
-            file.seek(_MAGIC_BYTES)
-            yield from _uncompressed_batches(file, schema)
-    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise IntegrityError(f"{where}: not a readable Arrow file: {error}") from error
+    with restated(_UNREADABLE, IntegrityError, f"{where}: not a readable Arrow file"), pa.OSFile(str(path)) as file:
+        file.seek(_MAGIC_BYTES)
+        yield from _uncompressed_batches(file, schema)
 
 
 def _uncompressed_batches(source: pa.Buffer | pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import json
 import os
+import pkgutil
 import resource
 import runpy
 import shutil
@@ -32,7 +33,7 @@ ORDER_SECONDS = 3600.0
 """A child that was given nothing to do for so long exits; its parent starts a new one where it needs one."""
 _POLL_SECONDS = 0.5
 _SET_DEATH_SIGNAL, _SET_DUMPABLE = 1, 4
-_BOUNDED = "--bounded"
+_BOUNDED, _CALLED = "--bounded", "--called"
 _LEAST_MEMORY_BYTES, _MEMORY_SHARE = 1 << 30, 16
 _OUT_OF_MEMORY = 3
 _KEPT_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
@@ -218,11 +219,33 @@ def bounded_process(
         raise IntegrityError(said)
 
 
+def call_child(function: str, *arguments: object, given: bytes = b"", limit_seconds: float = 60.0) -> bytes:
+    """Return as JSON what a function, named by module and name, returns in a child of this group.
+
+    It reads what is given from stdin, and what it prints goes to stderr. Raises OSError or SubprocessError.
+    """
+    command, variables = child_command(_CALLED, json.dumps([function, arguments])), child_environment(os.environ)
+    done = subprocess.run(command, env=variables, input=given, capture_output=True, check=True, timeout=limit_seconds)
+    return done.stdout
+
+
+def _call(function: str, arguments: Sequence[object]) -> None:
+    from cairn.storage.stores import codec  # which a bounded child need not have
+
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    with out:
+        out.write(codec.encode(pkgutil.resolve_name(function)(*arguments)))
+    os._exit(0)
+
+
 def main() -> None:
     """Run the module that the first argument names, for as long as the parent runs."""
     hide_memory()
     watch_parent()
     del sys.argv[0]
+    if sys.argv[0] == _CALLED:
+        _call(*json.loads(sys.argv[1]))
     if sys.argv[0] != _BOUNDED:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         return

@@ -13,7 +13,7 @@ from functools import partial
 
 from cairn.storage.checkpoints.resume_point import Finding, judge_fork_pin, unpin_entry
 from cairn.storage.checkpoints.sweep import SweepPlan, SweepReport, parse_checkpoint_folder, sweep
-from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
+from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld, restated
 from cairn.storage.logs import log_entry, registry, run_index, run_state
 from cairn.storage.logs.run_entries import CheckpointPinned, RunDeleted
 from cairn.storage.logs.run_log import RunLog
@@ -179,7 +179,8 @@ def retention_terms(log: RunLog, policy: CheckpointConfig, suite_sha256: str, *,
     dead, aliases = [pin for pin in pins if is_known_dead(pin.pinned_by)], dict[str, registry.RegistryState]()
     for alias in sorted({*registry.list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)}):
         reader = registry.Registry(log.store, alias)
-        try:
+        unread = f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted"
+        with restated((IntegrityError, WriterTooOld), IntegrityError, unread):
             aliases[alias] = reader.refresh_whole()
             if not dry_run:
                 reader.cache()
@@ -187,9 +188,6 @@ def retention_terms(log: RunLog, policy: CheckpointConfig, suite_sha256: str, *,
                     if pin.alias == alias:
                         aliases[alias] = reader.append(partial(_abandoned, log.run_id, pin))
             log_entry.refuse_old_writer(aliases[alias].closed_to_writers(), f"alias {alias}")
-        except (IntegrityError, WriterTooOld) as error:
-            problem = f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted"
-            raise IntegrityError(f"{problem}: {error}") from error
     forks = (judge_fork_pin(log.store, pin, is_dead=pin in dead, writer=writer) for pin in pins if pin.fork)
     return RetentionTerms(
         policy=policy,

@@ -1,6 +1,7 @@
 """The whole configuration of a run, and which part of it is frozen when the run is opened."""
 
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -126,14 +127,12 @@ class RunConfig(Section, use_attribute_docstrings=True):
                 problem = f"step {stage.step} is never reached, training.steps = {self.training.steps}"
                 raise ValueError(f"data.stages: {problem}; lower the step, or leave the stage out")
         # A network of one's own is trained as it is.
-        of_ours = {"kernels": "fused", "parallel": "fsdp", "optimizer": "muon"}
-        for key in ("init_from", "compile", "lora", "mask_documents", "z_loss", *of_ours) if self.model.module else ():
-            value = getattr(self.training, key)
+        of_ours = {"training.kernels": "fused", "training.parallel": "fsdp", "training.optimizer": "muon"}
+        others = [f"training.{name}" for name in ("init_from", "compile", "lora", "mask_documents", "z_loss")]
+        for key in ("data.loss_on", *others, *of_ours) if self.model.module else ():
+            value = attrgetter(key)(self)
             if value and value == of_ours.get(key, value):
-                raise ValueError(f"training.{key} = {value!r} is only for the networks that Cairn has; leave it out")
-        loss_on = self.data.loss_on
-        if self.model.module and loss_on:
-            raise ValueError(f"data.loss_on = {loss_on!r} is only for the networks that Cairn has; leave it out")
+                raise ValueError(f"{key} = {value!r} is only for the networks that Cairn has; leave it out")
         known = ["", self.evaluation.name, *(item.name for item in self.evaluation.evaluators if item.required)]
         for suite in (gate.suite for gate in self.promotion.gates if gate.suite not in known):
             remedy = f"name one of {', '.join(known[1:])}, or require it"

@@ -17,15 +17,14 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from cairn.model.configuration.data import DataConfig
 from cairn.model.data import tokenizer, tokenizer_file
 from cairn.model.errors import InvalidInput
-from cairn.storage.errors import IntegrityError
+from cairn.storage.errors import IntegrityError, restated
 from cairn.storage.stores import child_process, codec, redaction, regular_file
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
-from cairn.tasks.data.chat_template import ChatTemplate
-from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data import chat_template, document
 
-MOST_DOCUMENT_BYTES = 64 << 20
-_MOST_TEMPLATE_BYTES = 2 << 20
-_CONFIG, _TOKENS, _TEMPLATE = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+_MOST_COPY_BYTES, _MOST_DOCUMENT_BYTES = 64 << 20, 2 << 20
+_CONFIG, _TOKENS, _TEMPLATE = BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+"""Documents beside a tokenizer.json."""
 _LOADER, _CORE_SECONDS = "cairn.model.data.tokenizer_file", 120
 _REMEDY = "Take another tokenizer, or bytes, or bpe:<size>"
 _tried: set[str] = set()
@@ -69,39 +68,43 @@ def read_tokenizer(path: Path, *, end_of_text: str = "", end_of_text_id: int | N
         raise InvalidInput(f"tokenizer file {path}: {problem}") from error
 
 
-def find_template(data: DataConfig, base_dir: Path) -> ChatTemplate | None:
+def find_template(data: DataConfig, base_dir: Path) -> chat_template.ChatTemplate | None:
     """Return the template beside `data.tokenizer`; None where it is no file or has none. Raises InvalidCorpus."""
     if not data.tokenizer.endswith(".json"):
         return None
-    try:
-        folder = local_file("data.tokenizer", data.tokenizer, base_dir, _CONFIG, _TOKENS, _TEMPLATE).parent
-    except InvalidInput as error:
-        raise InvalidCorpus(f"data.tokenizer = {data.tokenizer!r}: {error}") from error
-    config, tokens = _document(folder / _CONFIG), dict[str, str]()
-    for name, token in {**_document(folder / _TOKENS), **config}.items():
+    with restated(InvalidInput, document.InvalidCorpus, f"data.tokenizer = {data.tokenizer!r}"):
+        folder = local_file("data.tokenizer", data.tokenizer, base_dir, *BESIDE).parent
+        named, config = (parse_document(name, read_document(folder / name) or "{}") for name in (_TOKENS, _CONFIG))
+        found = read_document(folder / _TEMPLATE) or config.get("chat_template")
+    tokens = dict[str, str]()
+    for name, token in (named | config).items():
         text = token.get("content") if isinstance(token, dict) else token
         if name.endswith("_token") and isinstance(text, str):
             tokens[name] = text
-    found = _text(folder / _TEMPLATE) if (folder / _TEMPLATE).is_file() else config.get("chat_template")
     if isinstance(found, list):  # several by name, of which `transformers` takes this one
         found = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}.get("default")
-    return ChatTemplate(text=found, tokens=tokens) if isinstance(found, str) else None
+    return chat_template.ChatTemplate(text=found, tokens=tokens) if isinstance(found, str) else None
 
 
-def _document(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def read_document(path: Path) -> str | None:
+    """Return the text of a document beside a tokenizer, None without one; raises InvalidInput for none of its kind."""
     try:
-        return msgspec.json.decode(_text(path), type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidCorpus(f"data.tokenizer: {path}: {error}; rule: one JSON object") from error
-
-
-def _text(path: Path) -> str:
-    try:
-        return regular_file.read_file(path, _MOST_TEMPLATE_BYTES).decode()
+        text = regular_file.read_file(path, _MOST_DOCUMENT_BYTES).decode()
+    except FileNotFoundError:
+        return None
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidCorpus(f"data.tokenizer: {path} cannot be read: {error}; repair it or remove it") from error
+        raise InvalidInput(f"{path.name} cannot be read: {error}; repair it or remove it") from error
+    if path.name != _TEMPLATE:
+        parse_document(path.name, text)
+    return text
+
+
+def parse_document(name: str, text: str) -> dict[str, Any]:
+    """Return a JSON document as it is carried: without the Python files that `transformers` would run for it."""
+    with restated((msgspec.DecodeError, RecursionError), InvalidInput, name, rule="one JSON object"):
+        content = msgspec.json.decode(text, type=dict[str, Any])
+    content.pop("auto_map", None)
+    return content
 
 
 def local_file(key: str, named: str, base_dir: Path, *beside: str) -> Path:
@@ -112,7 +115,7 @@ def local_file(key: str, named: str, base_dir: Path, *beside: str) -> Path:
     return copy_files(folder, (name, *beside)) / name
 
 
-def copy_files(url: str, names: Iterable[str], most_bytes: int = MOST_DOCUMENT_BYTES) -> Path:
+def copy_files(url: str, names: Iterable[str], most_bytes: int = _MOST_COPY_BYTES) -> Path:
     """Return the folder of copies, with those of these files that are there; raises InvalidInput."""
     if problem := redaction.find_credentials(url, instead="the environment"):
         raise InvalidInput(f"a URL {problem}; rule: it is written into the log")

@@ -15,7 +15,7 @@ import pyarrow as pa
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
-from cairn.storage.errors import SnapshotDamaged
+from cairn.storage.errors import SnapshotDamaged, restated
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
 from cairn.storage.stores import child_process, codec
 from cairn.storage.stores.object_store import ObjectStore
@@ -131,13 +131,11 @@ def repair_snapshot(
     if data.snapshot:
         remedy = "import it again with `cairn import-tokens`, or continue the run that built it"
         raise SnapshotDamaged(f"{problem} the run has no text to build it from: {remedy}")
-    try:
-        with child_process.temporary_folder("cairn-snapshot-") as staging:
-            _Build(data, base_dir).stage(staging, store)
-            for item in damaged:
-                data_snapshot.replace_object(store, snapshot_id, item, staging / "snapshot" / item.key)
-    except (InvalidCorpus, InvalidInput, OSError) as error:
-        raise SnapshotDamaged(f"{problem} its sources are not available: {error}") from error
+    gone = restated((InvalidCorpus, InvalidInput, OSError), SnapshotDamaged, f"{problem} its sources are not available")
+    with gone, child_process.temporary_folder("cairn-snapshot-") as staging:
+        _Build(data, base_dir).stage(staging, store)
+        for item in damaged:
+            data_snapshot.replace_object(store, snapshot_id, item, staging / "snapshot" / item.key)
     return tuple(dict.fromkeys([*dropped, *(item.key for item in damaged)]))
 
 
@@ -145,13 +143,11 @@ def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     """Return a given tokenizer, or None for `bpe:<size>`; raises InvalidCorpus for an unusable one."""
     spec, size, smallest, tokenizer = data.tokenizer, data.bpe_vocab_size, SMALLEST_BPE_VOCABULARY, None
     if size is None:
-        try:
+        rule = "bytes, bpe:<size> or a tokenizer.json"
+        with restated(InvalidInput, InvalidCorpus, f"data.tokenizer = {spec!r}", rule=rule):
             path = None if spec == "bytes" else local_file("data.tokenizer", spec, base_dir)
             tokenizer = read_tokenizer(path, end_of_text=data.end_of_text) if path else Tokenizer.bytes()
             tokenizer.require_ends_kept()
-        except InvalidInput as error:
-            problem = f"data.tokenizer = {spec!r}: {error}; rule: bytes, bpe:<size> or a tokenizer.json"
-            raise InvalidCorpus(problem) from error
         size, smallest = tokenizer.vocab_size, 2
     if not smallest <= size <= token_shard.MAX_VOCAB_SIZE:
         rule = f"from {smallest} to {token_shard.MAX_VOCAB_SIZE}"
@@ -256,11 +252,9 @@ class _Build:
         require_usable(survey, data)
         if (chosen := self.tokenizer) is None:
             assert sample is not None and data.bpe_vocab_size is not None
-            try:
+            where, rule = f"data.tokenizer = {data.tokenizer!r}", "the text fills the size"
+            with restated(InvalidInput, InvalidCorpus, where, rule=rule):
                 chosen = Tokenizer.train_bpe(sample.texts(), data.bpe_vocab_size)
-            except InvalidInput as error:
-                problem = f"data.tokenizer = {data.tokenizer!r}: {error}; rule: the text fills the size"
-                raise InvalidCorpus(problem) from error
         (folder / data_snapshot.TOKENIZER).write_text(chosen.json, encoding="utf-8")
         unfinished = folder / f"{_SURVEY}.unfinished"
         unfinished.write_bytes(codec.encode(survey))

@@ -10,11 +10,13 @@ Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), jsonlines.org, Apache Parquet, R
 import codecs
 import io
 import re
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from pathlib import PurePosixPath
-from typing import BinaryIO, cast
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Literal, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -49,29 +51,7 @@ _NAMES = {form: name for form, (name, _) in _NAMES_AND_SUFFIXES.items()}
 _SUFFIXES = {suffix: form for form, (_, suffixes) in _NAMES_AND_SUFFIXES.items() for suffix in suffixes.split()}
 _CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _FOREIGN_SUFFIXES = frozenset({".bz2", ".xz", ".zip", ".tar", ".tgz", ".tzst", ".arrow", ".feather", ".orc", ".avro"})
-_MAGIC = (
-    (0, b"BZh", "bzip2"),
-    (0, b"\xfd7zXZ\0", "xz"),
-    (0, b"PK\x03\x04", "a zip archive"),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
-    (257, b"ustar", "a tar archive"),
-    (0, b"\x04\x22\x4d\x18", "lz4"),
-    (0, b"ARROW1", "Arrow"),
-    (0, b"ORC", "ORC"),
-    (0, b"Obj\x01", "Avro"),
-    (0, b"%PDF-", "PDF"),
-    (0, b"\x93NUMPY", "a NumPy array"),
-    (0, b"\x89HDF", "HDF5"),
-    (0, b"SQLite format 3\0", "SQLite"),
-    *((0, magic, "a picture") for magic in (b"\x89PNG", b"\xff\xd8\xff")),
-    (0, b"\x7fELF", "a program"),
-    (0, b"MMIDIDX\0", "a Megatron index"),
-    *((0, magic, "a pickle") for magic in (b"\x80\x02", b"\x80\x04\x95")),
-    (0, b"version https://git-lfs.github.com/spec/", "a pointer of Git LFS, without the file (git lfs pull)"),
-    (0, b"WARC/", "a WARC archive of web pages"),
-    (0, b"\x1e{", "a JSON text sequence (RFC 7464)"),
-    *((0, magic, "UTF-16 text") for magic in (b"\xff\xfe", b"\xfe\xff")),
-)
+_KINDS = Path(__file__).with_name("file_kinds.toml")
 _KEY = rb'\{\s*"(?:\\.|[^"\\])*"\s*:'
 _ARRAY = re.compile(rb"\[\s*(?:" + _KEY + rb"|\{\s*\}|\]\s*$)")
 _OTHER_ARRAY = re.compile(rb"(?:\[\s*)+(?:\"(?:\\.|[^\"\\\n])*\"\s*[,\]]|" + _KEY + rb")")
@@ -147,6 +127,22 @@ def _settle(form: str) -> str:
     return f"what is not recognised is not guessed. {remedy} with data.exclude"
 
 
+def foreign_kind(head: bytes, wanted: Literal["text", "ids"]) -> tuple[str, str]:
+    """Return what a file is that begins so and does not hold what is wanted, and what to do; empty if it is unknown."""
+    for kind in _foreign_kinds():
+        begins = (begin.encode("latin-1") for begin in kind["begins"])
+        is_sought = kind.get("only", wanted) == wanted
+        if is_sought and any(head.startswith(begin, kind.get("at", 0)) for begin in begins):
+            return kind["name"], kind.get("advice", "")
+    return "", ""
+
+
+@cache
+def _foreign_kinds() -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = tomllib.loads(_KINDS.read_text(encoding="utf-8"))["kinds"]
+    return found
+
+
 def _codec_of(head: bytes) -> str:
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
@@ -160,9 +156,8 @@ def _look(head: bytes) -> TextFormat | str:
         return TextFormat.PARQUET
     if again := _codec_of(head):
         return f"{again} once more"
-    for offset, magic, name in _MAGIC:
-        if head.startswith(magic, offset):
-            return name
+    if foreign := foreign_kind(head, "text")[0]:
+        return foreign
     if head.count(0) > max(_FEW_NULS, len(head) // 16):
         return "full of NUL bytes, as UTF-16 without a byte order mark and numbers are"
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()

@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cairn.storage.errors import restated
 from cairn.storage.snapshots.token_shard import slices_between
 from cairn.storage.stores.regular_file import open_file
 from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data.text_format import foreign_kind
 
 LLM_C_HEADER_BYTES = 256 * 4
 LLM_C_FILE_TOKENS = 100_000_000
@@ -39,30 +41,7 @@ _INDEX_MAGIC = b"MMIDIDX\0\0"
 _INDEX = struct.Struct("<9sQBQQ")
 _INDEX_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
-_DECOMPRESS, _UNPACK = "Decompress it first", "Unpack it, and name the files in it"
-_SAVE, _NAME_DATA = "Read its ids where you trust it, and numpy.save them", "Name the .bin file beside it"
-_MAGIC = (
-    (0, b"\x1f\x8b\x08", "a gzip file", _DECOMPRESS),
-    (0, b"\x28\xb5\x2f\xfd", "a Zstandard file", _DECOMPRESS),
-    (0, b"\xfd7zXZ\0", "an xz file", _DECOMPRESS),
-    (4, b"1AY&SY", "a bzip2 file", _DECOMPRESS),
-    (0, b"\x04\x22\x4d\x18", "an LZ4 file", _DECOMPRESS),
-    (0, b"PK\x03\x04", "a zip file (.npz and torch.save make such)", _UNPACK),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7z file", _UNPACK),
-    (257, b"ustar", "a tar file", _UNPACK),
-    (0, b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", "a file of torch.save", _SAVE),
-    (0, b"PAR1", "a Parquet file", _SAVE),
-    (0, b"ARROW1", "an Arrow file", _SAVE),
-    (0, b"Obj\x01", "an Avro file", _SAVE),
-    (0, b"ORC", "an ORC file", _SAVE),
-    (0, b"\x89HDF\r\n", "an HDF5 file", _SAVE),
-    (0, b"GGUF", "a GGUF file", _SAVE),
-    (0, b"SQLite format 3", "a database of SQLite", _SAVE),
-    (0, b"LITPKDS", "a packed dataset of LitGPT", _SAVE),
-    (0, _INDEX_MAGIC, "Megatron's index, not its data", _NAME_DATA),
-    (0, b"TNTIDX\0\0", "an index of fairseq's old format", _SAVE),
-    *((0, struct.pack("<i", magic), f"an llm.c file, but not of tokens ({magic})", _SAVE) for magic in _OTHER_LLM_C),
-)
+_SAVE = "Read its ids where you trust it, and numpy.save them"
 
 
 class TokenFileFormat(StrEnum):
@@ -149,10 +128,9 @@ def inspect_token_file(path: Path, dtype: str = "") -> TokenFile:
 
 def _read_npy(path: Path) -> TokenFile:
     rule = "one dimension of little-endian integers; objects are never unpickled. Save ids.reshape(-1).astype('<u4')"
-    try:
+    broken = (ValueError, TypeError, OverflowError, SyntaxError, RecursionError, TokenError)
+    with restated(broken, InvalidCorpus, f"{path}: a .npy file that is not read", rule=rule):
         array = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, TypeError, OverflowError, SyntaxError, RecursionError, TokenError) as error:
-        raise InvalidCorpus(f"{path}: a .npy file that is not read: {error}; rule: {rule}") from error
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype.str.startswith(">"):
         raise InvalidCorpus(f"{path}: a .npy file of shape {array.shape} and type {array.dtype.str}; rule: {rule}")
     return TokenFile(path=path, dtype=array.dtype, header_bytes=array.offset, tokens=array.size)
@@ -207,9 +185,10 @@ def _read_raw(path: Path, head: bytes, size_bytes: int, dtype: np.dtype[Any]) ->
 
 def _name_foreign(path: Path, head: bytes, size_bytes: int) -> tuple[str, str]:
     """Return what a file without ids is by its first bytes, and what to do with it; empty for one that may be ids."""
-    for offset, magic, name, remedy in _MAGIC:
-        if head.startswith(magic, offset):
-            return name, remedy
+    if (magic := int.from_bytes(head[:4], "little")) in _OTHER_LLM_C:
+        return f"an llm.c file, but not of tokens ({magic})", _SAVE
+    if (known := foreign_kind(head, "ids"))[0]:
+        return known
     if head.startswith(b'{"', 8) and int.from_bytes(head[:8], "little") <= size_bytes - 8:
         return "a safetensors file", _SAVE
     if b'{"column_encodings": [' in head:

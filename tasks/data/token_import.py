@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as TokenizerFile
 from cairn.model.data.tokenizer import END_OF_TEXT, Tokenizer
 from cairn.model.data.tokenizer_file import MAX_VOCABULARY
 from cairn.model.errors import InvalidInput
-from cairn.storage.errors import StorageError
+from cairn.storage.errors import StorageError, restated
 from cairn.storage.snapshots import data_snapshot
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, SnapshotManifest, SnapshotSource, SplitName
 from cairn.storage.stores import child_process, codec, object_store
@@ -190,10 +190,8 @@ def given_tokenizer(path: str, vocab_size: int, end_of_text_id: int) -> Tokenize
     if not path:
         return numbered_vocabulary(vocab_size, vocab_size - 1 if end_of_text_id < 0 else end_of_text_id)
     named_id = None if end_of_text_id < 0 else end_of_text_id
-    try:
+    with restated(InvalidInput, InvalidCorpus, "--tokenizer"):
         found = foreign_tokenizer.read_tokenizer(Path(path), end_of_text_id=named_id)
-    except InvalidInput as error:
-        raise InvalidCorpus(f"--tokenizer: {error}") from error
     if found.end_of_text_id >= found.vocab_size:
         rule = f"must lie in 0 to {found.vocab_size - 1}, the tokenizer's ids"
         raise InvalidCorpus(f"--end-of-text {end_of_text_id}: {rule}")

@@ -22,15 +22,15 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import StateMismatch
 from cairn.model.training.train_state import WEIGHT_PREFIX, load_weights
 from cairn.storage.checkpoints.checkpoint import load_checkpoint
-from cairn.storage.errors import IntegrityError
+from cairn.storage.errors import IntegrityError, restated
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.network_module import read_files
-from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
+from cairn.tasks.data import foreign_tokenizer
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer import initial_weights, tensor_exchange, training_setup, weights_source
+from cairn.tasks.trainer import initial_weights, tensor_exchange, training_setup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ def open_model(
         network.to_empty(device=device)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
     load_network(network, store, reference)
-    tokenizer = parse_tokenizer(snapshot.tokenizer_json, snapshot.manifest.end_of_text_id)
+    tokenizer = foreign_tokenizer.parse_tokenizer(snapshot.tokenizer_json, snapshot.manifest.end_of_text_id)
     return CheckpointModel(network=network.eval(), tokenizer=tokenizer, snapshot=snapshot)
 
 
@@ -82,12 +82,10 @@ def load_network(network: own_network.Network, store: ObjectStore, reference: Ch
     if adapters.BASE not in trainer or not isinstance(network, gpt.GPT):
         load_weights(network, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in trained.items()})
         return
-    try:
+    with restated(StateMismatch, IntegrityError, reference.prefix):
         sha256, alpha = adapters.named_base(trainer)
         training_setup.load_initial_weights(store, sha256, network)
         adapters.merge(network, trained, alpha)
-    except StateMismatch as error:
-        raise IntegrityError(f"{reference.prefix}: {error}") from error
 
 
 def read_trained(store: ObjectStore, reference: CheckpointReference) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -98,7 +96,7 @@ def read_trained(store: ObjectStore, reference: CheckpointReference) -> tuple[di
 
 
 def write_model_directory(
-    folder: Path, opened: CheckpointModel, *, card: str, source: weights_source.WeightsSource | None = None
+    folder: Path, opened: CheckpointModel, *, card: str, source: initial_weights.WeightsSource | None = None
 ) -> None:
     """Write weights, configuration, tokenizer and README by one rename; TaskError unless `folder` is new or empty.
 
@@ -154,11 +152,11 @@ def _write_directory(folder: Path, files: Mapping[str, bytes], name: str, arrays
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _documents(opened: CheckpointModel, source: weights_source.WeightsSource | None) -> dict[str, str]:
+def _documents(opened: CheckpointModel, source: initial_weights.WeightsSource | None) -> dict[str, str]:
     """Return the texts of an export by name, but for its card."""
     network, end_id = opened.network, opened.tokenizer.end_of_text_id
-    carried = {name: source.documents[name] for name in weights_source.CARRIED if source and name in source.documents}
-    end_of_text = load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
+    carried = {name: source.documents[name] for name in initial_weights.CARRIED if source and name in source.documents}
+    end_of_text = foreign_tokenizer.load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
     documents: dict[str, dict[str, Any]] = {
         "generation_config.json": dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id),
         "tokenizer_config.json": {
@@ -175,17 +173,17 @@ def _documents(opened: CheckpointModel, source: weights_source.WeightsSource | N
     if carried:  # without a document of its own, the ends of the configuration hold
         del documents["generation_config.json"]
     for name in (name for name in carried if name.endswith(".json")):
-        documents[name] = weights_source.parse_document(name, carried[name])
-    begun_from = carried.get(weights_source.CONFIG)
-    documents[weights_source.CONFIG] = hugging_face.document_of(
+        documents[name] = foreign_tokenizer.parse_document(name, carried[name])
+    begun_from = carried.get(initial_weights.CONFIG)
+    documents[initial_weights.CONFIG] = hugging_face.document_of(
         network.config, ids=network.vocab_size, end_of_text_id=end_id, begun_from=begun_from
     )
     tokenizer = json.loads(opened.snapshot.tokenizer_json)
     around = (tokenizer.get("post_processor") or {}).get("type")
     is_own = source is not None and source.has_tokenizer
     if around not in (None, "ByteLevel") and not is_own:  # training adds no tokens around a text
-        documents[weights_source.TOKENIZER] = tokenizer | {"post_processor": None}
-    texts = {**carried, weights_source.TOKENIZER: opened.snapshot.tokenizer_json}
+        documents[initial_weights.TOKENIZER] = tokenizer | {"post_processor": None}
+    texts = {**carried, initial_weights.TOKENIZER: opened.snapshot.tokenizer_json}
     return texts | {name: encode(document).decode() for name, document in documents.items()}
 
 

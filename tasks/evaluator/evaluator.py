@@ -20,6 +20,7 @@ import msgspec
 from cairn.model.data import sample_order, token_windows
 from cairn.model.inference.prediction import describe_losses, sample_text, window_losses
 from cairn.model.training.determinism import make_deterministic, resolve_device
+from cairn.storage.errors import restated
 from cairn.storage.logs import run_log
 from cairn.storage.stores import object_store, open_store
 from cairn.storage.stores.child_process import DEVNULL, start_helper
@@ -29,7 +30,7 @@ from cairn.tasks.errors import TaskError
 from cairn.tasks.evaluator import checkpoint_model, confinement
 from cairn.tasks.evaluator.evaluation_run import EvaluationSpec, Suite
 from cairn.tasks.evaluator.evaluator_process import EvaluationResult, PipeReader
-from cairn.tasks.trainer.weights_source import read_source
+from cairn.tasks.trainer.initial_weights import read_source
 
 MODEL = "{model}"
 MOST_PRINTED_BYTES = 1024 * 1024
@@ -123,10 +124,8 @@ def run_command(suite: EvaluatorConfig, spec: EvaluationSpec) -> EvaluationResul
     """
     for name, expected in (suite.files or {}).items():
         path = Path(suite.folder) / name
-        try:
+        with restated(OSError, TaskError, f"evaluator {suite.name}: {path}: cannot be read"):
             found = object_store.describe_file(path).sha256
-        except OSError as error:
-            raise TaskError(f"evaluator {suite.name}: {path}: cannot be read: {error}") from error
         if found != expected:
             problem = f"sha256 {found[:12]}, the suite has {expected[:12]}; it was edited"
             remedy = "start the run's command again with its configuration, or name a suite file with --suite"

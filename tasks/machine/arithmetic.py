@@ -1,10 +1,9 @@
 """The identity of the arithmetic that bits were computed with, and a run's moves from one to another.
 
-A child that imports torch reads it where no trainer is at hand: `python -m cairn.tasks.machine.arithmetic DEVICE NAME`.
+A child that imports torch reads it where no trainer is at hand.
 """
 
 import subprocess
-import sys
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import Arithmetic, CheckpointReference
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.codec import decode, encode, sha256
+from cairn.storage.stores import child_process, codec
 
 if TYPE_CHECKING:
     from cairn.model.configuration.training import Arithmetic as ArithmeticName
@@ -32,7 +31,7 @@ def arithmetic_of(device: str, name: "ArithmeticName") -> Arithmetic:
     processor = "x86-64" if name == "portable" else describe_processor()
     if accelerator:
         processor = f"{accelerator}; {processor}"
-    digest = sha256("\n".join((name, processor, instructions, libraries, flags)).encode())[:12]
+    digest = codec.sha256("\n".join((name, processor, instructions, libraries, flags)).encode())[:12]
     return Arithmetic(
         digest=digest, name=name, processor=processor, instructions=instructions, libraries=libraries, flags=flags
     )
@@ -45,16 +44,14 @@ def describe_processor(path: Path = Path("/proc/cpuinfo")) -> str:
     facts = cpu_facts(path, (*_PROCESSOR, "flags", "Features"))
     flags = sorted(flag for flag in facts.get("flags", facts.get("Features", "")).split() if flag.startswith(_VECTORS))
     named = " ".join(facts[name] for name in _PROCESSOR if name in facts) or facts.get("model name", "unknown")
-    return f"{named}, {len(flags)} vector flags {sha256(' '.join(flags).encode())[:8]}" if flags else named
+    return f"{named}, {len(flags)} vector flags {codec.sha256(' '.join(flags).encode())[:8]}" if flags else named
 
 
 def arithmetic_here(device: str, name: "ArithmeticName") -> Arithmetic | None:
     """Return the arithmetic that a trainer would have here, as a child finds it; None if the child cannot say."""
-    from cairn.tasks.machine.machine_speed import run_child
-
     try:
-        output = run_child("cairn.tasks.machine.arithmetic", device, name)
-        return decode(output, Arithmetic, where="the arithmetic of this machine")
+        printed = child_process.call_child(f"{__name__}:choose_and_describe", device, name)
+        return codec.decode(printed, Arithmetic, where="the arithmetic of this machine")
     except (OSError, subprocess.SubprocessError, IntegrityError):
         return None
 
@@ -85,18 +82,11 @@ def describe_move(before: Arithmetic | None, now: Arithmetic | None) -> str:
     return f"bits may differ from here: arithmetic {now.digest}, not {before.digest} as before ({changes})"
 
 
-def main() -> None:
-    """Print the arithmetic as JSON."""
+def choose_and_describe(device: str, name: "ArithmeticName") -> Arithmetic:
+    """Return the arithmetic of this process, which it chooses."""
     import torch
 
     from cairn.model.training.determinism import make_deterministic
 
-    wanted, name = sys.argv[1:]
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
-    chosen: ArithmeticName = "portable" if name == "portable" else "native"
-    make_deterministic(seed=0, threads=1, arithmetic=chosen)
-    sys.stdout.buffer.write(encode(arithmetic_of(device, chosen)))
-
-
-if __name__ == "__main__":
-    main()
+    make_deterministic(seed=0, threads=1, arithmetic=name)
+    return arithmetic_of(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device, name)

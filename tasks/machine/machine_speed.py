@@ -1,28 +1,37 @@
 """The arithmetic speed of this machine, cached in the work folder, and the free memory of its accelerator.
 
-A child measures, and imports torch: `python -m cairn.tasks.machine.machine_speed` prints JSON, for a device free bytes.
+Also what one step of a network of one's own takes here, if it can be trained at all. A child measures, and imports
+torch; it alone runs the module's files.
 """
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
-from cairn.model.errors import ModelError
+from cairn.model.errors import InvalidInput, ModelError
 from cairn.model.estimates.numerics import MachineSpeed, NumericsChoice, benefits_from_cpu_bf16, choose_numerics
+from cairn.model.estimates.size_estimate import DEVICE_RUNTIME_BYTES, RUNTIME_BYTES, MemoryEstimate
+from cairn.model.estimates.step_memory import FP32_BYTES
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores import child_process, codec
+from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import replace_file
 
-_TIMEOUT_SECONDS = 60.0
+_TRIAL_SECONDS, _TAIL_LINES = 600.0, 6
 _HALF_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "bf16"})
 """Flags in /proc/cpuinfo for bf16 products in hardware, the last one on ARM; without them nothing is measured."""
 _CPU_LINES = ("model name", "flags", "CPU implementer", "CPU part", "Features")
@@ -76,7 +85,7 @@ def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -
 def free_device_bytes(device: str) -> int | None:
     """Return the free bytes of the CUDA device that `training.device` names; None if they cannot be read."""
     try:
-        output = run_child(__spec__.name, device).strip()
+        output = child_process.call_child(f"{__name__}:free_bytes_in_child", device).strip()
     except (OSError, subprocess.SubprocessError):
         return None
     return int(output) if output.isdigit() else None
@@ -139,29 +148,83 @@ def _card_texts(cards: Path) -> list[str]:
 
 
 def _measure() -> MachineSpeed:
-    return codec.decode(run_child(__spec__.name), MachineSpeed, where="the measurement of this machine")
+    printed = child_process.call_child("cairn.model.estimates.utilization:measure_machine")
+    return codec.decode(printed, MachineSpeed, where="the measurement of this machine")
 
 
-def run_child(module: str, *arguments: str, given: bytes = b"", limit_seconds: float = _TIMEOUT_SECONDS) -> bytes:
-    """Return what a module prints as a child that reads what is given; raises OSError or SubprocessError."""
-    command, variables = child_process.child_command(module, *arguments), child_process.child_environment(os.environ)
-    done = subprocess.run(command, env=variables, input=given, capture_output=True, check=True, timeout=limit_seconds)
-    return done.stdout
-
-
-def main() -> None:
-    """Print the speed of this machine as JSON, or the free bytes of a device: nothing if it is not a CUDA device."""
-    if not sys.argv[1:]:
-        from cairn.model.estimates.utilization import measure_machine
-
-        sys.stdout.buffer.write(codec.encode(measure_machine()))
-        return
+def free_bytes_in_child(name: str) -> int | None:
+    """Return the free bytes of a device, None if it is not a CUDA device."""
     import torch
 
-    device = torch.device("cuda" if sys.argv[1] == "auto" else sys.argv[1])
-    if torch.cuda.is_available() and device.type == "cuda":
-        print(torch.cuda.mem_get_info(device)[0])
+    device = torch.device("cuda" if name == "auto" else name)
+    return torch.cuda.mem_get_info(device)[0] if torch.cuda.is_available() and device.type == "cuda" else None
 
 
-if __name__ == "__main__":
-    main()
+class _Trial(BaseModel):
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+
+    model: ModelConfig
+    training: TrainingConfig
+    files: dict[str, bytes]
+    vocab_size: int
+
+
+def try_module(config: RunConfig, vocab_size: int, sizes: Mapping[str, Any]) -> MemoryEstimate:
+    """Return the memory of a trainer of this module with these keys of [training], by one step in a child.
+
+    Raises InvalidConfiguration if it takes none.
+    """
+    auto = {"precision": "fp32"} if config.training.precision == "auto" else {}
+    training = config.training.model_copy(update={**auto, **sizes, "kernels": "stock"})
+    trial = _Trial(model=config.model, training=training, files=config.code.files, vocab_size=vocab_size)
+    return _try(trial.model_dump_json().encode())
+
+
+@cache
+def _try(trial: bytes) -> MemoryEstimate:
+    try:
+        printed = child_process.call_child(f"{__name__}:take_step_in_child", given=trial, limit_seconds=_TRIAL_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error).encode()
+        last = "\n".join(said.decode(errors="replace").strip().splitlines()[-_TAIL_LINES:])
+        raise InvalidConfiguration(f"model.module: one step of it was tried, and failed:\n{last}") from error
+    return codec.decode(printed, MemoryEstimate, where="the trial of a module")
+
+
+def _take_step(trial: _Trial) -> MemoryEstimate:
+    import torch
+
+    from cairn.model.training import determinism, optimizer, train_state, training_step
+
+    training, micro_batch = trial.training, int(trial.training.micro_batch)
+    determinism.make_deterministic(seed=training.seed, threads=training.threads, arithmetic=training.arithmetic)
+    device = determinism.resolve_device(training.device)
+    state = train_state.TrainState.create(trial.model, training, trial.vocab_size, device, files=trial.files)
+    tokens = torch.randint(trial.vocab_size, (micro_batch, trial.model.block_size + 1))  # (b, T+1)
+    training_step.mean_loss(state, tokens, training).backward()
+    optimizer.update_weights(state.optimizers)
+    on_cuda, unit = device.type == "cuda", 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - RUNTIME_BYTES
+    peak = torch.cuda.max_memory_allocated(device) if on_cuda else peak
+    weights, kept = FP32_BYTES * state.model.parameter_count, sum(one.tensor.nbytes for one in state.live_tensors())
+    sums = (-(-training.global_batch // micro_batch) - 1).bit_length()
+    runtime = DEVICE_RUNTIME_BYTES if on_cuda else RUNTIME_BYTES
+    return MemoryEstimate(
+        parameters_bytes=weights,
+        gradients_bytes=weights * max(1, sums),
+        optimizer_bytes=kept - weights,
+        activations_bytes=max(0, peak - kept - weights),
+        logits_bytes=0,
+        host_copy_bytes=0 if on_cuda else kept,
+        runtime_bytes=runtime,
+        allocator_bytes=0,
+        evaluator_bytes=runtime + 2 * weights,
+    )
+
+
+def take_step_in_child() -> MemoryEstimate:
+    """Return the memory that the trial on stdin takes; the files may leave with any message."""
+    try:
+        return _take_step(_Trial.model_validate_json(sys.stdin.buffer.read()))
+    except InvalidInput as error:  # explains itself
+        sys.exit(str(error))

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from cairn.model.architectures import adapters
-from cairn.model.architectures.own_network import Network
+from cairn.model.architectures import adapters, own_network
 from cairn.model.data import batch_loader, token_windows
 from cairn.model.errors import InvalidInput
 from cairn.model.training.gradient_sum import Workers
@@ -119,7 +118,7 @@ class CheckpointLoad:
         return manifest.state_sha256
 
 
-def load_initial_weights(store: ObjectStore, sha256: str, network: Network) -> None:
+def load_initial_weights(store: ObjectStore, sha256: str, network: own_network.Network) -> None:
     """Read stored weights that runs begin with into a network; raises IntegrityError if a byte has changed."""
     weights = initial_weights.read_initial_weights(store, sha256).items()
     load_weights(network, {f"{WEIGHT_PREFIX}{name}": torch.from_numpy(array) for name, array in weights})

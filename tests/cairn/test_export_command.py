@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.trainer.weights_source import WeightsSource, keep_source
+from cairn.tasks.trainer.initial_weights import WeightsSource, keep_source
 from tests.commands import Cairn
 from tests.fabricated_run import promote
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration

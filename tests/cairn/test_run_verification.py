@@ -12,7 +12,7 @@ from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import entry_name
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.object_store import MAX_READ_BYTES
-from cairn.tasks.trainer.weights_source import WeightsSource, keep_source
+from cairn.tasks.trainer.initial_weights import WeightsSource, keep_source
 from tests.entries import placement, writer
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore

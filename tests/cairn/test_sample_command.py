@@ -19,7 +19,7 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.trainer.weights_source import WeightsSource, keep_source
+from cairn.tasks.trainer.initial_weights import WeightsSource, keep_source
 from tests.commands import ROOT, chosen_folders
 from tests.processes.fork_server import fork_server
 from tests.writing_run import RUN, WritingRun, open_writing_run

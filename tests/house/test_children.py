@@ -18,7 +18,6 @@ STARTS = {
     "tasks/attempt/preemption_notice.py": "scontrol, for five seconds",
     "tasks/evaluator/confinement.py": "the boundary is probed on it; the kernel ends it with the one that forked it",
     "tasks/evaluator/evaluator.py": "a person's command, in the group that the guard ends",
-    "tasks/machine/machine_speed.py": "of the parent's group, and waited for; its environment names the parent",
     "tasks/machine/placement.py": "git, and a person's command for a limited time",
 }
 FOLDERS = {"storage/stores/store_probe.py": "for an instant, in the folder that is probed"}

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.inference.prediction import window_losses
-from cairn.model.kernels.head_loss import head_loss, padded_head_loss, token_loss
+from cairn.model.kernels.head_loss import head_loss, token_loss
 from tests.model.tiny_run import VOCAB, TinyRun
 
 WIDTH = 12
 HEADS = {
     "whole logits": lambda h, w, t, z: token_loss(F.linear(h, w), t, z),
     "chunked": lambda h, w, t, z: head_loss(h, w, t, z, chunk_bytes=7 * 4 * VOCAB),
-    "padded": lambda h, w, t, z: padded_head_loss(h, w, t, z, chunk_bytes=1),
+    "padded": lambda h, w, t, z: head_loss(h, w, t, z, is_padded=True, chunk_bytes=1),
 }
 
 

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from cairn.model.errors import NonFiniteLoss
 from cairn.model.estimates.numerics import choose_numerics
 from cairn.model.estimates.utilization import measure_machine, measure_peak_flops
 from cairn.model.kernels.attention import attend_documents, document_starts
-from cairn.model.kernels.head_loss import can_compile, padded_head_loss, token_loss
+from cairn.model.kernels.head_loss import can_compile, head_loss, token_loss
 from cairn.model.training.determinism import make_deterministic
 from cairn.model.training.training_loop import (
     DEFERRED_STEPS,
@@ -205,7 +206,7 @@ def test_the_head_says_what_whole_logits_say(cuda: torch.device, vocab_size) -> 
     weight = torch.randn((vocab_size, 64), generator=generator, device=cuda) * 0.1
     targets = torch.randint(0, vocab_size, (4, 100), generator=generator, device=cuda)
     results = []
-    for loss_of in (lambda h, w, t: token_loss(F.linear(h, w), t), padded_head_loss):
+    for loss_of in (lambda h, w, t: token_loss(F.linear(h, w), t), partial(head_loss, is_padded=True)):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = loss_of(h, w, targets)

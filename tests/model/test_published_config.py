@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "llama3 without its factors": (LLAMA2 | {"rope_scaling": {"rope_type": "llama3"}}, ("rotary_scaling",)),
     "scaling by a number": (LLAMA2 | {"rope_scaling": 4}, ("rope_scaling = 4",)),
     "rotations of a part": (LLAMA2 | {"partial_rotary_factor": 0.5}, ("partial_rotary_factor = 0.5",)),
-    "biases of attention": (LLAMA2 | {"attention_bias": True}, ("attention_bias = True", "false")),
+    "biases of attention": (LLAMA2 | {"attention_bias": True}, ("attention_bias = True", "False")),
     "a sliding window": (QWEN3 | {"use_sliding_window": True}, ("use_sliding_window",)),
     "windows in some layers": (QWEN3 | {"layer_types": ["sliding_attention"]}, ("layer_types",)),
     "another function": (LLAMA2 | {"hidden_act": "gelu"}, ("hidden_act = 'gelu'", "silu")),

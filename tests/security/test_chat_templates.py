@@ -102,7 +102,8 @@ def test_a_template_that_is_a_pipe_or_far_too_long_is_not_read(tmp_path: Path) -
         find_template(data, tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "chat_template.jinja").mkdir()
-    assert find_template(data, tmp_path) is None
+    with pytest.raises(InvalidCorpus, match="cannot be read"):
+        find_template(data, tmp_path)
 
 
 def test_a_store_s_template_is_never_run(tmp_path: Path) -> None:

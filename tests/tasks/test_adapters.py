@@ -13,10 +13,10 @@ from cairn.model.errors import InvalidInput, StateMismatch
 from cairn.storage.checkpoints.checkpoint import load_checkpoint
 from cairn.storage.errors import IntegrityError
 from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, open_model
+from cairn.tasks.trainer.initial_weights import KEPT, initial_key
 from cairn.tasks.trainer.trainer_channel import Place
 from cairn.tasks.trainer.trainer_protocol import TrainerSpec
 from cairn.tasks.trainer.training_setup import fresh_state
-from cairn.tasks.trainer.weights_source import KEPT, initial_key
 from tests.tasks.trainer_in_process import Trained, TrainingWorld, reference_of
 
 LORA: dict[str, Any] = {"lora": {"rank": 2, "alpha": 6.0}}

@@ -20,8 +20,13 @@ from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import copy_files, find_template
 from cairn.tasks.data.snapshot_build import given_tokenizer
 from cairn.tasks.evaluator.checkpoint_model import open_model, write_model_directory
-from cairn.tasks.trainer.initial_weights import InitialDirectory, adopt_network, check_directory, keep_initial_weights
-from cairn.tasks.trainer.weights_source import read_source
+from cairn.tasks.trainer.initial_weights import (
+    InitialDirectory,
+    adopt_network,
+    check_directory,
+    keep_initial_weights,
+    read_source,
+)
 from tests.memory_store import MemoryStore
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 

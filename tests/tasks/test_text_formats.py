@@ -106,7 +106,7 @@ def test_a_byte_order_mark_is_no_text(content: bytes, split: str, tmp_path: Path
         ("dataset_info.json", INFO, ("JSON", "one JSON object over several lines", "data.exclude")),
         ("a.csv", LINES, ("CSV", "lines of JSON", 'data.format = "jsonl"')),
         ("a.parquet", LINES, ("Parquet", "lines of JSON", 'data.format = "jsonl"')),
-        ("a.txt", b"PK\x03\x04 and more", ("text", "a zip archive")),
+        ("a.txt", b"PK\x03\x04 and more", ("text", "a zip file")),
         ("a.txt", "naïve".encode("utf-16"), ("text", "UTF-16 text", "Convert it")),
         ("a.jsonl.gz", LINES, (".gz", "not gzip's")),
         ("a.jsonl.zst", packed(LINES, ".gz"), (".zst", "not zstd's")),

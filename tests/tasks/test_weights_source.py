@@ -26,11 +26,14 @@ from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, write_model_directory
 from cairn.tasks.trainer.initial_weights import (
     InitialDirectory,
+    WeightsSource,
     adopt_network,
+    describe_source,
     keep_initial_weights,
+    keep_source,
     read_initial_weights,
+    read_source,
 )
-from cairn.tasks.trainer.weights_source import WeightsSource, describe_source, keep_source, read_source
 from tests.memory_store import MemoryStore
 
 pytestmark = pytest.mark.xdist_group("transformers")  # importing it takes seconds

@@ -21,10 +21,10 @@ from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.trainer.initial_weights import KEPT, initial_key
 from cairn.tasks.trainer.trainer import Trainer
 from cairn.tasks.trainer.trainer_channel import Place
 from cairn.tasks.trainer.trainer_protocol import Event, StepDone, TrainerSpec
-from cairn.tasks.trainer.weights_source import KEPT, initial_key
 from tests.tasks.corpus_files import shaped
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from cairn.tasks.evaluator import evaluator
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, EvaluationSpec, Measurement, Suite, record_evaluation
 from cairn.tasks.evaluator.evaluator import _open, measure_held_out
 from cairn.tasks.evaluator.evaluator_process import EvaluationResult, Outcome
-from cairn.tasks.trainer.weights_source import WeightsSource, keep_source
+from cairn.tasks.trainer.initial_weights import WeightsSource, keep_source
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 from tests.tasks.corpus_files import shaped
 

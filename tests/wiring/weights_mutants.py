@@ -25,8 +25,8 @@ WEIGHTS_MUTANTS = (
     mutant(
         "rows-without-a-token-drawn",
         "model/inference/prediction.py",
-        "model.extend(context, cache)[0, : model.vocab_size]",
-        "model.extend(context, cache)[0]",
+        "predict(context)[0, : model.vocab_size]",
+        "predict(context)[0]",
         "tests/tasks/test_weights_source.py::test_no_row_beyond_the_ids_is_ever_drawn",
     ),
     mutant(
