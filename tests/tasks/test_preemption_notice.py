@@ -1,8 +1,6 @@
 """A real HTTP server that answers as the clouds' metadata services do, and the notices that come of it."""
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -212,50 +210,6 @@ def test_silent_services_are_asked_again_and_complained_of_once(aws: NoticeSourc
 def test_without_sources_there_is_no_thread() -> None:
     with polling_notices(ShutdownSignal(), (), poll_seconds=0.001, on_problem=pytest.fail):
         assert "preemption" not in {thread.name for thread in threading.enumerate()}
-
-
-@pytest.fixture
-def notice() -> ShutdownSignal:
-    return ShutdownSignal()
-
-
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
-def test_a_schedulers_signal_is_heard_where_it_is_configured(notice: ShutdownSignal, name: str) -> None:
-    heard: list[str | None] = []
-    with notice.listening(extra_signal=name), notice.on_shutdown(lambda: heard.append(notice.signal)):
-        os.kill(os.getpid(), signal.Signals[name])
-    assert heard == [name]
-    assert notice.detail == f"the scheduler announced with {name} that this machine will be taken away"
-
-
-def test_handlers_are_put_back(notice: ShutdownSignal) -> None:
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    before = [signal.getsignal(number) for number in numbers]
-    with notice.listening(extra_signal="SIGUSR1"):
-        assert [signal.getsignal(number) for number in numbers] != before
-    assert [signal.getsignal(number) for number in numbers] == before
-
-
-def test_a_signal_nobody_configured_keeps_its_meaning(notice: ShutdownSignal) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    with notice.listening():
-        assert signal.getsignal(signal.SIGUSR1) == before
-
-
-def test_the_first_notice_names_the_end_and_later_ones_are_still_told(notice: ShutdownSignal) -> None:
-    heard: list[str | None] = []
-    with notice.on_shutdown(lambda: heard.append(notice.signal)):
-        notice.request("aws", "AWS announced: stop at noon")
-        notice.request("SIGTERM")
-    assert heard == ["aws", "aws"]
-    assert (notice.signal, notice.detail) == ("aws", "AWS announced: stop at noon")
-
-
-def test_who_listens_late_is_told_at_once(notice: ShutdownSignal) -> None:
-    notice.request("SIGTERM")
-    heard: list[str | None] = []
-    with notice.on_shutdown(lambda: heard.append(notice.signal)):
-        assert heard == ["SIGTERM"]
 
 
 @pytest.fixture
