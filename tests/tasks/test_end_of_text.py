@@ -11,11 +11,10 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
-from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.data.token_import import given_tokenizer, import_tokens, numbered_vocabulary
 from tests.memory_store import MemoryStore
 from tests.tasks.committed_model import commit_model, small_configuration
-from tests.tasks.corpus_files import shaped
+from tests.tasks.corpus_files import build_with
 from tests.tasks.tokenizer_kinds import FLAGS, PARAGRAPHS, learned, wordlevel
 
 MARKERS = {
@@ -26,11 +25,8 @@ MARKERS = {
 
 
 def built(folder: Path, tokenizer: dict[str, Any], **settings: str) -> OpenSnapshot:
-    spelled = "".join(MARKERS.values())
-    (folder / "a.jsonl").write_bytes(shaped([f"{text} {spelled}" for text in PARAGRAPHS], "jsonl"))
-    (folder / "t.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    store = MemoryStore()
-    reference = build_snapshot(store, DataConfig(sources=("a.jsonl",), tokenizer="t.json", **settings), folder)
+    spelled, store = "".join(MARKERS.values()), MemoryStore()
+    reference = build_with(tokenizer, folder, store, [f"{text} {spelled}" for text in PARAGRAPHS], **settings)
     return open_snapshot(store, reference.snapshot_id, folder / "cache")
 
 
