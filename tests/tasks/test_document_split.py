@@ -15,13 +15,6 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-@given(texts=st.lists(st.text(), unique=True), added=st.lists(st.text()), fraction=fractions)
-def test_adding_documents_never_moves_a_document(texts: list[str], added: list[str], fraction: float) -> None:
-    before = {text: split_of(digest(text), fraction) for text in texts}
-    after = {text: split_of(digest(text), fraction) for text in [*added, *texts]}
-    assert all(after[text] is before[text] for text in texts)
-
-
 @given(text=st.text(), fractions=st.tuples(fractions, fractions))
 def test_a_greater_fraction_never_moves_a_document_from_val_to_train(text: str, fractions: tuple[float, float]) -> None:
     small, great = sorted(fractions)

@@ -83,27 +83,6 @@ def test_a_default_is_named(key: str, default: str) -> None:
     assert found is not None and found.default == default
 
 
-@pytest.mark.parametrize(
-    ("unknown", "meant"),
-    [
-        ("training.stepz", "training.steps"),
-        ("model.n_heads", "model.n_head"),
-        ("model.lr", "training.lr"),
-        ("lr", "training.lr"),
-        ("trainning.lr", "training.lr"),
-        ("training.learning_rate", "training.lr"),
-        ("training.batch_size", "training.global_batch"),
-        ("training.dropout", "model.dropout"),
-        ("checkpoint.every", "checkpoint.every_steps"),
-        ("budgets.oom.retry", "budgets.oom.retries"),
-        ("evaluation.evaluators.nam", "evaluation.evaluators.name"),
-    ],
-)
-def test_the_key_that_was_meant_is_suggested(unknown: str, meant: str) -> None:
-    suggested = suggest_key(unknown)
-    assert suggested is not None and suggested.key == meant
-
-
 def test_nothing_is_suggested_for_what_is_like_no_key() -> None:
     assert suggest_key("zzz") is None
 
