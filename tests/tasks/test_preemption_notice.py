@@ -75,13 +75,6 @@ def test_an_event_of_another_machine_or_a_freeze_is_no_notice(
     assert azure() is None
 
 
-@pytest.mark.parametrize("body", ["", "<html>", "[]", '{"Events": [{}]}', '{"Events": "none"}'])
-def test_an_answer_of_azure_that_makes_no_sense_is_no_notice(azure: NoticeSource, cloud: Cloud, body: str) -> None:
-    cloud.answers[AZURE_EVENTS] = body
-    with pytest.raises(MetadataUnavailable):
-        azure()
-
-
 def test_a_spot_instance_that_may_stay_has_no_notice(aws: NoticeSource) -> None:
     assert aws() is None
 
@@ -105,14 +98,18 @@ def test_each_question_has_its_own_token(aws: NoticeSource, cloud: Cloud) -> Non
     assert cloud.asked == ["PUT /latest/api/token", f"GET {ACTION}"] * 2
 
 
-def test_an_instance_that_google_preempts_has_a_notice(gcp: NoticeSource, cloud: Cloud) -> None:
-    cloud.answers[f"{GOOGLE}/preempted"] = "TRUE\n"
-    assert gcp() == PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
-
-
-def test_maintenance_that_ends_the_instance_is_a_notice(gcp: NoticeSource, cloud: Cloud) -> None:
-    cloud.answers[f"{GOOGLE}/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
-    assert gcp() == PreemptionNotice(name="gcp", detail="GCP announced: TERMINATE_ON_HOST_MAINTENANCE")
+@pytest.mark.parametrize(
+    ("path", "answer", "said"),
+    [
+        ("preempted", "TRUE\n", "this instance is being preempted"),
+        ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE", "TERMINATE_ON_HOST_MAINTENANCE"),
+    ],
+)
+def test_an_instance_that_google_takes_has_a_notice(
+    gcp: NoticeSource, cloud: Cloud, path: str, answer: str, said: str
+) -> None:
+    cloud.answers[f"{GOOGLE}/{path}"] = answer
+    assert gcp() == PreemptionNotice(name="gcp", detail=f"GCP announced: {said}")
 
 
 @pytest.mark.parametrize("event", ["NONE", "MIGRATE_ON_HOST_MAINTENANCE", "TERMINATE"])
@@ -127,11 +124,20 @@ def test_who_does_not_say_it_is_google_is_not_believed(gcp: NoticeSource, cloud:
         gcp()
 
 
-@pytest.mark.parametrize("body", ["", "<html>sign in</html>", '{"time": "now"}', "[]", '{"action": 7}'])
-def test_an_answer_that_makes_no_sense_is_no_notice(aws: NoticeSource, cloud: Cloud, body: str) -> None:
-    cloud.answers[ACTION] = body
+@pytest.mark.parametrize(
+    ("name", "path", "body"),
+    [
+        *(("aws", ACTION, body) for body in ("", "<html>sign in</html>", '{"time": "now"}', "[]", '{"action": 7}')),
+        *(("azure", AZURE_EVENTS, body) for body in ("", "<html>", "[]", '{"Events": [{}]}', '{"Events": "none"}')),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_no_notice(
+    request: pytest.FixtureRequest, cloud: Cloud, name: str, path: str, body: str
+) -> None:
+    source: NoticeSource = request.getfixturevalue(name)
+    cloud.answers[path] = body
     with pytest.raises(MetadataUnavailable):
-        aws()
+        source()
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 429, 500, 503])
