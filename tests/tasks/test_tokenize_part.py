@@ -235,16 +235,6 @@ def test_a_damaged_part_is_made_again_by_its_machine(tmp_path: Path, harm: Calla
     assert build_snapshot(store, data, tmp_path) == build_snapshot(MemoryStore(), data, tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"{", b'{"parts": [{"bytes": 1, "sha256": "../x"}]}'])
-def test_a_list_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
-    data, store = plain_text(tmp_path), MemoryStore()
-    work(store, data, tmp_path, 1, 1)
-    for key in store.keys("data/parts"):
-        if key.endswith("parts.json"):
-            store.write(key, content)
-    assert build_snapshot(store, data, tmp_path) == build_snapshot(MemoryStore(), data, tmp_path)
-
-
 def test_parts_of_a_text_that_changed_are_not_taken(tmp_path: Path) -> None:
     data, store = plain_text(tmp_path), MemoryStore()
     work(store, data, tmp_path, 1, 1)
