@@ -3,7 +3,6 @@
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -23,13 +22,6 @@ def environment(node_rank: int) -> dict[str, str]:
     return {**said, "CAIRN_RENDEZVOUS_SECRET": "from the Secret the README makes"}
 
 
-def codes(action: str) -> set[int]:
-    rules: list[dict[str, Any]] = JOB["spec"]["podFailurePolicy"]["rules"]
-    return {
-        code for rule in rules if rule["action"] == action for code in rule.get("onExitCodes", {}).get("values", ())
-    }
-
-
 def test_the_pods_of_the_job_are_the_nodes_of_the_group() -> None:
     config = load_configuration(FOLDER / "kubernetes" / "trainer.toml", overrides=(), environment={})
     groups = [trainer_group(config.training, environment(rank)) for rank in range(JOB["spec"]["completions"])]
@@ -42,13 +34,6 @@ def test_the_rendezvous_is_the_first_pods_name_in_its_service() -> None:
     (port,) = [port["port"] for port in SERVICE["spec"]["ports"]]
     assert environment(0)["CAIRN_RENDEZVOUS"] == f"{name}-0.{subdomain}:{port}"
     assert SERVICE["metadata"]["name"] == subdomain and SERVICE["spec"]["selector"] == {"job-name": name}
-
-
-def test_a_preempted_pod_is_made_again_and_what_no_retry_mends_is_not() -> None:
-    killed = {137, 143}
-    assert codes("Ignore") == {ExitCode.PREEMPTED, ExitCode.LIVE_OWNER, ExitCode.INTERRUPTED, *killed}
-    hopeless = {ExitCode.ERROR, ExitCode.USAGE, ExitCode.BUDGET_EXHAUSTED, ExitCode.INTEGRITY, ExitCode.CONFIG_DRIFT}
-    assert codes("FailJob") == {ExitCode.GATE_REFUSED, *hopeless}
 
 
 def test_the_script_is_one_that_bash_reads_and_sets_what_the_command_asks_for() -> None:

@@ -1,13 +1,10 @@
 """`make up` with the automations at work: what is killed goes on, what needs a person tells one. Real processes."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 
 from tests.deployments.started_up import ROOT, SCRIPT, StartedUp, free_port, up_environment
 from tests.processes.waiting import patience_seconds, wait_until
+from tests.reports.webhook import Hook, serving_hook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("up")]
 ENDLESS = 'overrides=["training.steps=100000"]'
@@ -30,23 +28,10 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedUp]:
 
 
 @pytest.fixture
-def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def hook() -> Iterator[Hook]:
     """An address to which alerts can be sent, and what was."""
-    got = list[dict[str, Any]]()
-
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/", got
-        server.shutdown()
+    with serving_hook() as hook:
+        yield hook
 
 
 def pid_of_attempt(up: StartedUp, run_id: str, number: int) -> int:
@@ -89,19 +74,16 @@ def test_a_flow_run_killed_without_a_word_is_continued_by_the_automation_once(up
     wait_until(lambda: up.state("killed").open_attempt is None, "the end of the run", up.output)
 
 
-def test_a_run_whose_budget_is_spent_tells_by_the_block_which_run_why_and_what_to_do(
-    up: StartedUp, receiver: tuple[str, list[dict[str, Any]]]
-) -> None:
-    url, got = receiver
-    make_block(up, url)
+def test_a_run_whose_budget_is_spent_tells_by_the_block_which_run_why_and_what_to_do(up: StartedUp, hook: Hook) -> None:
+    make_block(up, hook.url)
     set_up = ("-m", "cairn.flows.orchestrator.server_setup", "--alert-block", "custom-webhook/mine")
     first, second = python(up, *set_up), python(up, *set_up)
     assert ("alert: sent by custom-webhook/mine" in first, second) == (True, "nothing to change\n")
     begin(up, "spent", "-p", 'overrides=["training.steps=100000", "budgets.lost.retries=0"]')
     for child in psutil.Process(pid_of_attempt(up, "spent", 1)).children(recursive=True):
         child.kill()
-    wait_until(lambda: bool(got), "the alert", lambda: f"{up.output()}\n{up.state('spent').attempts}")
-    (alert,) = got
+    wait_until(lambda: bool(hook.posted), "the alert", lambda: f"{up.output()}\n{up.state('spent').attempts}")
+    (alert,) = hook.posted
     assert alert["title"] == "Cairn: spent, attempt 1: budget-exhausted"
     assert "spent, attempt 1 ended: budget-exhausted" in alert["text"] and "raise budgets.lost.retries" in alert["text"]
 

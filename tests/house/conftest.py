@@ -1,6 +1,8 @@
 """The source tree as the house tests see it: packages as pyproject.toml lists them, and their parsed modules."""
 
 import ast
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +12,23 @@ import pytest
 
 from tests.house.packages import folder_of
 
+TEXT = frozenset(("", ".py", ".toml", ".txt", ".md", ".yaml", ".yml", ".sh", ".j2", ".html", ".js", ".json", ".ipynb"))
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository root."""
     return Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def tracked(root: Path) -> Mapping[str, str]:
+    """Path from the root → text of every text file that git tracks here."""
+    if shutil.which("git") is None or not (root / ".git").exists():
+        pytest.skip("not a git checkout, so there is no list of tracked files")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    names = [name for name in listed.split("\0") if name and Path(name).suffix in TEXT and (root / name).is_file()]
+    return {name: (root / name).read_text(encoding="utf-8") for name in names}
 
 
 @pytest.fixture(scope="session")

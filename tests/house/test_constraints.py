@@ -23,6 +23,7 @@ def pins(lines: list[str]) -> dict[str, str]:
     return {str(canonicalize_name(line.partition("==")[0])): line.partition("==")[2] for line in lines}
 
 
+@pytest.fixture(scope="module")
 def installed_closure(project: dict[str, Any]) -> dict[str, str]:
     """Distribution → version of everything the project and its dev extra pull in here, without local build tags."""
     declared = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["dev"]]
@@ -53,12 +54,16 @@ def test_constraints_are_exact_pins_and_name_no_host_or_path(lines: list[str]) -
     assert [line for line in lines if not PIN.match(line)] == []
 
 
-def test_constraints_pin_everything_the_project_pulls_in(project: dict[str, Any], pins: dict[str, str]) -> None:
-    unpinned = installed_closure(project).keys() - pins.keys()
+def test_constraints_pin_everything_the_project_pulls_in(
+    installed_closure: dict[str, str], pins: dict[str, str]
+) -> None:
+    unpinned = installed_closure.keys() - pins.keys()
     assert {name for name in unpinned if not name.startswith(PINNED_BY_TORCH)} == set()
 
 
-def test_the_environment_is_the_one_the_constraints_describe(project: dict[str, Any], pins: dict[str, str]) -> None:
-    here = installed_closure(project)
-    differing = {name: (here[name], pins[name]) for name in here.keys() & pins.keys() if here[name] != pins[name]}
+def test_the_environment_is_the_one_the_constraints_describe(
+    installed_closure: dict[str, str], pins: dict[str, str]
+) -> None:
+    both = installed_closure.keys() & pins.keys()
+    differing = {name: (installed_closure[name], pins[name]) for name in both if installed_closure[name] != pins[name]}
     assert differing == {}, "run `make .venv`, or renew constraints.txt"

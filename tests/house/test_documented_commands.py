@@ -87,12 +87,6 @@ def test_a_command_that_only_asks_answers(path: Path, tmp_path: Path) -> None:
     assert {text: end.err for text, end in ended.items() if end.code != 0} == {}
 
 
-@showing("make")
-def test_every_make_target_of_a_document_is_there(path: Path) -> None:
-    targets = set(re.findall(r"^([.a-z0-9-]+):", read(ROOT / "Makefile"), re.MULTILINE))
-    assert {command.words[1] for command in commands(path, "make")} - targets == set()
-
-
 @showing("prefect")
 def test_every_deployment_that_a_document_runs_has_the_parameters_it_is_given(path: Path) -> None:
     runs = [command.words[3:] for command in commands(path, "prefect") if command.words[1:3] == ["deployment", "run"]]

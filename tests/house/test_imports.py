@@ -2,6 +2,7 @@ import functools
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,9 @@ def test_the_lower_packages_import_nothing_above_or_beside_them(
     assert found - ({"fsspec"} if package == "model" else set()) == set()
 
 
-@pytest.mark.parametrize("module", ["cairn.storage.logs.run_log", "cairn.model.configuration.training"])
-def test_reading_needs_neither_torch_nor_prefect(module: str, root: Path) -> None:
-    code = f"import sys, {module}; print(*sorted({{'torch', 'prefect'}} & set(sys.modules)))"
-    assert printed_by(code, root) == ""
+def test_reading_a_configuration_needs_neither_torch_nor_prefect(root: Path) -> None:
+    found = "print(*sorted({'torch', 'prefect'} & set(sys.modules)))"
+    assert printed_by(f"import sys, cairn.model.configuration.training; {found}", root) == ""
 
 
 def test_no_command_needs_them_for_its_help(root: Path) -> None:
@@ -71,26 +71,27 @@ def test_importing_a_package_prints_nothing_and_starts_no_thread(package: str, r
     assert import_all(f"cairn.{package}", root)[0] == 1
 
 
-def test_no_test_imports_another_test_or_a_conftest(root: Path) -> None:
+@pytest.fixture
+def tests(tracked: Mapping[str, str]) -> Mapping[str, str]:
+    """Path → text of the tests and of what they share."""
+    return {path: text for path, text in tracked.items() if path.startswith("tests/") and path.endswith(".py")}
+
+
+def test_no_test_imports_another_test_or_a_conftest(tests: Mapping[str, str]) -> None:
     imports = re.compile(r"^\s*(?:from|import) (tests\.\S*\b(?:test_\w+|conftest))\b", re.MULTILINE)
-    found = {
-        str(path.relative_to(root)): names
-        for path in sorted((root / "tests").rglob("*.py"))
-        if (names := imports.findall(path.read_text(encoding="utf-8")))
-    }
-    assert found == {}
+    assert {path: names for path, text in tests.items() if (names := imports.findall(text))} == {}
 
 
-def test_no_test_and_no_fixture_takes_or_returns_any(root: Path) -> None:
+def test_no_test_and_no_fixture_takes_or_returns_any(tests: Mapping[str, str]) -> None:
     """What tests share has a type that a reader can look up; keyword arguments that are passed on may be anything."""
     signatures = re.compile(
         r"^(?:@pytest\.fixture[^\n]*\ndef \w+|def test_\w+)\((.*?)\) -> (.*?):$", re.MULTILINE | re.DOTALL
     )
     taken, returned = re.compile(r"(?<![*\w])\w+: Any\b"), re.compile(r"^(?:Iterator\[)?Any\b")
     found = {
-        str(path.relative_to(root)): names
-        for path in sorted((root / "tests").rglob("*.py"))
-        for takes, returns in signatures.findall(path.read_text(encoding="utf-8"))
+        path: names
+        for path, text in tests.items()
+        for takes, returns in signatures.findall(text)
         if (names := taken.findall(takes) + returned.findall(returns))
     }
     assert found == {}
@@ -108,15 +109,11 @@ def old_names(root: Path, text: str) -> list[str]:
     return OLD_IMPORT.findall(text) + named
 
 
-def test_no_file_imports_or_names_a_package_by_what_stands_at_the_top_level(root: Path) -> None:
-    listed = subprocess.run(["git", "ls-files", "*.py", "*.yaml", "*.sh"], cwd=root, capture_output=True, text=True)
-    paths = [root / name for name in listed.stdout.split()] or [*root.rglob("*.py")]
-    found = {
-        str(path.relative_to(root)): names
-        for path in paths
-        if path.is_file() and (names := old_names(root, path.read_text(encoding="utf-8")))
-    }
-    assert found == {}
+def test_no_file_imports_or_names_a_package_by_what_stands_at_the_top_level(
+    root: Path, tracked: Mapping[str, str]
+) -> None:
+    texts = {path: text for path, text in tracked.items() if path.endswith((".py", ".yaml", ".sh"))}
+    assert {path: names for path, text in texts.items() if (names := old_names(root, text))} == {}
 
 
 def test_only_cairn_is_importable_outside_the_checkouts_root(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.configuration_source import parse_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, open_model
 from cairn.tasks.trainer.tensor_exchange import to_group, to_record
 from cairn.tasks.trainer.training_setup import load_initial_weights
 from tests import entries
@@ -34,6 +35,25 @@ class CommittedModel:
     config: RunConfig
     reference: CheckpointReference
     state: TrainState
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot that the run was opened with."""
+        opened = self.log.state.opened
+        assert opened is not None
+        return opened.data_snapshot
+
+    def open(self, folder: Path, *, mask_documents: bool = False) -> CheckpointModel:
+        """Open the checkpoint as every reader does, with a cache in `folder`."""
+        return open_model(
+            self.log.store,
+            self.reference,
+            model=self.config.model,
+            snapshot_id=self.snapshot_id,
+            cache_dir=folder / "cache",
+            device=torch.device("cpu"),
+            mask_documents=mask_documents,
+        )
 
     def evaluate(self, loss: float) -> None:
         """Record an evaluation of these weights."""

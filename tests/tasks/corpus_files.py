@@ -3,7 +3,7 @@
 import gzip
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots import token_shard
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import Source
 from cairn.tasks.data.snapshot_build import build_snapshot
@@ -32,6 +33,15 @@ def build_in_shards(shard_tokens: int, *args: Any, **named: Any) -> SnapshotRefe
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_shard, "DEFAULT_SHARD_TOKENS", shard_tokens)
         return build_snapshot(*args, **named)
+
+
+def build_with(
+    tokenizer: Mapping[str, Any], folder: Path, store: ObjectStore, texts: Sequence[str], **settings: Any
+) -> SnapshotReference:
+    """Build a snapshot of texts, a line each, with a tokenizer.json of one's own."""
+    (folder / "a.jsonl").write_bytes(shaped(texts, "jsonl"))
+    (folder / "t.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    return build_snapshot(store, DataConfig(sources=("a.jsonl",), tokenizer="t.json", **settings), folder)
 
 
 def packed(content: bytes, compression: str) -> bytes:

@@ -3,24 +3,14 @@
 import msgspec
 
 from cairn.storage.logs.step_log import StepRecord, step_log_key
+from tests import entries
 from tests.memory_store import MemoryStore
 
 
 def step_record(step: int, *, attempt: int = 1, loss: float = 2.0, grad_norm: float = 0.5) -> StepRecord:
     """Return the record of a step of a warmed-up run."""
-    return StepRecord(
-        step=step,
-        attempt=attempt,
-        train_loss=loss,
-        lr=1e-3 * min(step / 100, 1.0),
-        grad_norm=grad_norm,
-        tokens_per_second=1000.0,
-        mfu=0.1,
-        memory_bytes=1,
-        seconds=0.5,
-        probe_loss=None,
-        sample=None,
-    )
+    rate = 1e-3 * min(step / 100, 1.0)
+    return entries.step_record(step, attempt, train_loss=loss, lr=rate, grad_norm=grad_norm, tokens_per_second=1000.0)
 
 
 class LongRun(MemoryStore):

@@ -22,7 +22,7 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.model.training.parallel import SINGLE_RANK, is_peer_loss, join_ranks
 from cairn.model.training.train_state import NamedTensor, TrainState
 from cairn.storage.checkpoints.checkpoint import checkpoint_target, stage_checkpoint
-from cairn.storage.checkpoints.payload import TrainerDocument, small_tensor, state_sha256
+from cairn.storage.checkpoints.payload import state_sha256
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.trainer.staging import SharedStaging
@@ -30,6 +30,7 @@ from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from cairn.tasks.trainer.tensor_exchange import to_group, to_record
 from cairn.tasks.trainer.training_setup import CheckpointLoad
 from tests.processes.fork_server import fork_server
+from tests.tasks.stagings import document_of
 
 CPU, VOCABULARY = torch.device("cpu"), 509
 Mode = Literal["ddp", "fsdp"]
@@ -56,10 +57,9 @@ def stage_by_one(folder: Path, model: ModelConfig) -> tuple[CheckpointReference,
     """Stage a fresh state in one process; return reference, digest and bytes."""
     state = TrainState.create(model, training(), VOCABULARY, CPU)
     tensors = state.live_tensors()
-    small = tuple(small_tensor(record) for record in to_group("trainer", tensors).records)
-    document = TrainerDocument(version=1, step=0, cursor=0, learning_rate=0.0, versions={}, tensors=small)
     groups = (to_group("weights", tensors), to_group("optimizer", tensors))
-    staged = stage_checkpoint(LocalStore(folder), checkpoint_target("r", step=0, attempt=1), groups, document)
+    target = checkpoint_target("r", step=0, attempt=1)
+    staged = stage_checkpoint(LocalStore(folder), target, groups, document_of(tensors))
     reference = CheckpointReference(step=0, attempt=1, prefix=staged.prefix, manifest_sha256=staged.manifest_sha256)
     return reference, staged.state_sha256, staged.bytes
 

@@ -17,6 +17,7 @@ from cairn.tasks.trainer.initial_weights import KEPT, initial_key
 from cairn.tasks.trainer.trainer_channel import Place
 from cairn.tasks.trainer.trainer_protocol import TrainerSpec
 from cairn.tasks.trainer.training_setup import fresh_state
+from tests.flipped_bit import flipped
 from tests.tasks.trainer_in_process import Trained, TrainingWorld, reference_of
 
 LORA: dict[str, Any] = {"lora": {"rank": 2, "alpha": 6.0}}
@@ -102,7 +103,7 @@ def damaged(request: pytest.FixtureRequest, world: TrainingWorld, base: str) -> 
     content = path.read_bytes()
     path.unlink()
     if request.param == "flipped":
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        path.write_bytes(flipped(content, -1))
     yield path
     path.unlink(missing_ok=True)
     path.write_bytes(content)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.logs.log_entry import Arithmetic, CheckpointReference, ForkOrigin
-from cairn.storage.logs.run_entries import CheckpointCommitted
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move, describe_processor
 from tests import entries
+from tests.storage.builders import RUN, committed, run_log
 
 WIDE = Arithmetic(digest="aaaa", name="native", processor="p", instructions="AVX512", libraries="l", flags="f")
 NARROW = replace(WIDE, digest="bbbb", instructions="AVX2")
@@ -38,38 +38,24 @@ def test_a_move_names_what_is_another_and_nothing_else(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"vendor": "GenuineIntel"}, {"model": "17"}, {"flags": "avx512f"}, {"flags": "amx_bf16"}]
+    ("changes", "is_other"),
+    [
+        ({"vendor": "GenuineIntel"}, True),
+        ({"model": "17"}, True),
+        ({"flags": "avx512f"}, True),
+        ({"flags": "amx_bf16"}, True),
+        ({"flags": "md_clear"}, False),
+        ({"flags": "constant_tsc"}, False),
+    ],
 )
-def test_processors_of_one_name_are_told_apart(tmp_path: Path, changes: dict[str, str]) -> None:
+def test_processors_of_one_name_are_told_apart_by_what_products_are_computed_with(
+    tmp_path: Path, changes: dict[str, str], is_other: bool
+) -> None:
     usual = {"vendor": "AuthenticAMD", "model": "2", "flags": ""}
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_text(CPUINFO.format(**usual))
     other.write_text(CPUINFO.format(**{**usual, **changes}))
-    assert describe_processor(one) != describe_processor(other)
-
-
-@pytest.mark.parametrize("flags", ["md_clear", "constant_tsc"])
-def test_flags_that_no_product_is_computed_with_make_no_other_processor(tmp_path: Path, flags: str) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.write_text(CPUINFO.format(vendor="a", model="2", flags=""))
-    other.write_text(CPUINFO.format(vendor="a", model="2", flags=flags))
-    assert describe_processor(one) == describe_processor(other)
-
-
-def committed_by(attempt: int, log: RunLog) -> CheckpointReference:
-    """Append an attempt's commit and return it."""
-    made = CheckpointCommitted(
-        step=10 * attempt,
-        attempt=attempt,
-        prefix=f"runs/bard/checkpoints/{attempt}",
-        manifest_sha256="m",
-        state_sha256="s",
-        bytes=1,
-        tokens=1,
-        gpu_seconds=1.0,
-    )
-    log.append(lambda state: made, writer=entries.writer(attempt))
-    return made.reference
+    assert (describe_processor(one) != describe_processor(other)) is is_other
 
 
 def append(log: RunLog, body: object, attempt: int | None = None) -> None:
@@ -79,14 +65,13 @@ def append(log: RunLog, body: object, attempt: int | None = None) -> None:
 @pytest.fixture
 def log(tmp_path: Path) -> RunLog:
     """Two attempts have committed; the first one's arithmetic is known."""
-    log = RunLog(LocalStore(tmp_path), "bard")
-    log.refresh()
-    append(log, entries.opened("bard"))
+    log, first, second = run_log(LocalStore(tmp_path)), committed(10, 1), committed(20, 2)
+    append(log, entries.opened(RUN))
     append(log, entries.started(1))
-    first = committed_by(1, log)
+    append(log, first, 1)
     append(log, entries.ended(1, arithmetic=WIDE), 1)
-    append(log, entries.started(2, resumed_from=first))
-    committed_by(2, log)
+    append(log, entries.started(2, resumed_from=first.reference))
+    append(log, second, 2)
     return log
 
 

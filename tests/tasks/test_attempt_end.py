@@ -15,6 +15,7 @@ from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from tests.entries import writer
+from tests.flipped_bit import flip_file
 from tests.storage.builders import claim, commit, open_run, run_log, stage
 
 BYTES = DataConfig(sources=("a.txt",), tokenizer="bytes")
@@ -61,12 +62,6 @@ def words(kind: ErrorKind, **more: Any) -> ExceptionReport:
     return ExceptionReport(kind=kind, exception="E", message="m", traceback=(), **more)
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    path.write_bytes(data)
-
-
 def test_guilty_samples_are_quarantined_before_the_receipt_is_written(scene: Scene) -> None:
     ended = scene.end(last_words=words(ErrorKind.BAD_DATA, step=13, windows=(3, 1)))
     assert (ended.reason, ended.decision.action, ended.decision.changed) == (
@@ -88,7 +83,7 @@ def test_more_guilty_samples_than_the_budget_allows_are_not_quarantined_and_the_
 
 def test_a_damaged_shard_is_made_anew_byte_for_byte_and_nothing_is_quarantined(scene: Scene) -> None:
     before = scene.shard.read_bytes()
-    flip(scene.shard)
+    flip_file(scene.shard)
     ended = scene.end(last_words=words(ErrorKind.BAD_DATA, step=13, windows=(3,)))
     assert scene.shard.read_bytes() == before
     assert (ended.decision.action, scene.log.state.quarantines) == ("resume", ())
@@ -96,7 +91,7 @@ def test_a_damaged_shard_is_made_anew_byte_for_byte_and_nothing_is_quarantined(s
 
 
 def test_a_damaged_shard_whose_source_is_gone_stops_the_run_and_says_so(scene: Scene) -> None:
-    flip(scene.shard)
+    flip_file(scene.shard)
     (scene.folder / "a.txt").unlink()
     ended = scene.end(last_words=words(ErrorKind.BAD_DATA, step=13, windows=(3,)))
     assert ended.decision.action == "stop"
@@ -104,7 +99,7 @@ def test_a_damaged_shard_whose_source_is_gone_stops_the_run_and_says_so(scene: S
 
 
 def test_a_damaged_shard_whose_source_has_changed_is_left_as_it_is(scene: Scene) -> None:
-    flip(scene.shard)
+    flip_file(scene.shard)
     damaged = scene.shard.read_bytes()
     (scene.folder / "a.txt").write_text("\n\n".join([*PARAGRAPHS, "One more."] * 2))
     ended = scene.end(last_words=words(ErrorKind.BAD_DATA, step=13, windows=(3,)))

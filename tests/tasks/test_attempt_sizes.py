@@ -20,22 +20,20 @@ def ends(checkpoint: CheckpointConfig, *, first: int = 0, total_steps: int = 25,
     return found[1:]
 
 
-def test_without_seconds_segments_end_at_multiples_and_at_the_end() -> None:
-    assert ends(CheckpointConfig(every_steps=10), step_seconds=9.0) == [10, 20, 25]
-
-
-def test_a_run_that_resumed_between_multiples_ends_its_segment_at_the_next_one() -> None:
-    assert ends(CheckpointConfig(every_steps=10), first=13, step_seconds=9.0) == [20, 25]
-
-
-def test_with_seconds_no_segment_takes_longer_than_they() -> None:
-    checkpoint = CheckpointConfig(every_steps=10, every_seconds=12.0)
-    assert ends(checkpoint, step_seconds=3.0) == [1, 5, 9, 10, 14, 18, 20, 24, 25]
-
-
-def test_with_seconds_no_multiple_is_passed_over() -> None:
-    checkpoint = CheckpointConfig(every_steps=10, every_seconds=12.0)
-    assert {10, 20} <= set(ends(checkpoint, step_seconds=0.7))
+@pytest.mark.parametrize(
+    ("every_seconds", "first", "step_seconds", "expected"),
+    [
+        pytest.param(None, 0, 9.0, [10, 20, 25], id="without seconds at multiples and at the end"),
+        pytest.param(None, 13, 9.0, [20, 25], id="resumed between multiples at the next one"),
+        pytest.param(12.0, 0, 3.0, [1, 5, 9, 10, 14, 18, 20, 24, 25], id="with seconds none takes longer than they"),
+        pytest.param(12.0, 0, 0.7, [1, 10, 20, 25], id="with seconds no multiple is passed over"),
+    ],
+)
+def test_segments_end_at_multiples_and_after_their_seconds(
+    every_seconds: float | None, first: int, step_seconds: float, expected: list[int]
+) -> None:
+    checkpoint = CheckpointConfig(every_steps=10, every_seconds=every_seconds)
+    assert ends(checkpoint, first=first, step_seconds=step_seconds) == expected
 
 
 def test_a_step_longer_than_the_seconds_is_a_segment() -> None:

@@ -242,26 +242,22 @@ def test_what_comes_from_outside_may_come_twice_at_one_step(reason: str) -> None
     assert [history.fail(reason, 40).action for _ in range(3)] == ["resume"] * 3
 
 
-def test_interruptions_in_between_do_not_make_it_news() -> None:
+@pytest.mark.parametrize(
+    ("between", "step", "cause", "action"),
+    [
+        pytest.param([("preempted", 30), ("lost", 40)], 40, "", "stop", id="interruptions in between are none"),
+        pytest.param([("preempted", 50)], 40, "", "resume", id="having got further in between"),
+        pytest.param([], 41, "", "resume", id="another step"),
+        pytest.param([], 40, "another", "resume", id="another cause"),
+    ],
+)
+def test_a_failure_is_tried_again_if_there_is_news(
+    between: list[tuple[str, int]], step: int, cause: str, action: str
+) -> None:
     history = History()
-    history.fail("hung", 40)
-    history.fail("preempted", 30)
-    history.fail("lost", 40)
-    assert history.fail("hung", 40).action == "stop"
-
-
-def test_having_got_further_in_between_is_news() -> None:
-    history = History()
-    history.fail("hung", 40)
-    history.fail("preempted", 50)
-    assert history.fail("hung", 40).action == "resume"
-
-
-@pytest.mark.parametrize(("step", "cause"), [(41, ""), (40, "another")], ids=["another-step", "another-cause"])
-def test_another_step_or_cause_is_news(step: int, cause: str) -> None:
-    history = History()
-    history.fail("hung", 40)
-    assert history.fail("hung", step, cause=cause).action == "resume"
+    for reason, at in [("hung", 40), *between]:
+        history.fail(reason, at)
+    assert history.fail("hung", step, cause=cause).action == action
 
 
 @pytest.mark.parametrize("reason", ["bad-data", "diverged"])

@@ -46,49 +46,51 @@ def web(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def family(named: str) -> str:
     return read_configuration(named, overrides=(), environment={}).model_family
 
 
-def test_a_bare_name_is_a_file_of_deployments_wherever_one_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_bare_name_is_a_file_of_deployments_wherever_one_stands() -> None:
     assert family("quickstart") == "quickstart"
     assert configuration_folder("quickstart").name == "deployments"
 
 
 @pytest.mark.parametrize("planted", ["quickstart", "deployments/quickstart.toml"])
 def test_no_file_of_the_working_folder_stands_in_for_cairns_own_and_the_one_that_was_meant_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], planted: str
+    here: Path, capsys: pytest.CaptureFixture[str], planted: str
 ) -> None:
-    (tmp_path / planted).parent.mkdir(exist_ok=True)
-    (tmp_path / planted).write_text(TEXT)
-    monkeypatch.chdir(tmp_path)
-    assert (family("quickstart"), configuration_folder("quickstart").parent != tmp_path) == ("quickstart", True)
+    (here / planted).parent.mkdir(exist_ok=True)
+    (here / planted).write_text(TEXT)
+    assert (family("quickstart"), configuration_folder("quickstart").parent != here) == ("quickstart", True)
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and said[0].endswith(f"its path, {tmp_path / planted}")
+    assert len(said) == 1 and said[0].endswith(f"its path, {here / planted}")
     assert family(f"./{planted}") == "far-away"
 
 
 @pytest.mark.parametrize("place", ["deployments/mine.toml", "mine"])
 def test_a_name_that_is_none_of_cairns_is_found_in_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+    here: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
-    (tmp_path / place).parent.mkdir(exist_ok=True)
-    (tmp_path / place).write_text(TEXT)
-    monkeypatch.chdir(tmp_path)
+    (here / place).parent.mkdir(exist_ok=True)
+    (here / place).write_text(TEXT)
     assert (family("mine"), capsys.readouterr().err) == ("far-away", "")
 
 
-def test_a_folder_of_that_name_hides_no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "quickstart").mkdir()
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_of_that_name_hides_no_configuration(here: Path) -> None:
+    (here / "quickstart").mkdir()
     assert family("quickstart") == "quickstart"
 
 
-def test_an_unknown_name_is_answered_with_the_names_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_an_unknown_name_is_answered_with_the_names_there_are() -> None:
     names = "fast-shakespeare, quickstart, shakespeare, tiny-shakespeare, wide-shakespeare"
     with pytest.raises(InvalidConfiguration, match=rf"'quickstar': .* {names}"):
         family("quickstar")
@@ -110,11 +112,8 @@ def test_a_configuration_is_read_from_any_fsspec_url() -> None:
     assert family("memory://bucket/bard.toml") == "far-away"
 
 
-def test_relative_paths_of_a_configuration_from_a_url_start_at_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert configuration_folder("s3://bucket/runs/bard.toml") == tmp_path
+def test_relative_paths_of_a_configuration_from_a_url_start_at_the_working_directory(here: Path) -> None:
+    assert configuration_folder("s3://bucket/runs/bard.toml") == here
 
 
 @pytest.mark.parametrize(
@@ -147,18 +146,18 @@ def test_a_scheme_nobody_knows_is_refused() -> None:
         family("gopher://here/bard.toml")
 
 
-def test_a_rule_broken_in_a_remote_file_is_told_with_its_url() -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param(TEXT.replace("= 4", "= 0"), ": training.steps = 0", id="a rule is broken"),
+        pytest.param("#" * (MOST_BYTES + 1), ".*more than", id="too long to be a configuration, not read to its end"),
+    ],
+)
+def test_a_remote_file_that_is_no_configuration_is_refused_with_its_url(content: str, said: str) -> None:
     with fsspec.open("memory://bucket/bad.toml", "w") as file:
-        file.write(TEXT.replace("steps = 4", "steps = 0"))
-    with pytest.raises(InvalidConfiguration, match=r"memory://bucket/bad.toml: training.steps = 0"):
+        file.write(content)
+    with pytest.raises(InvalidConfiguration, match=f"memory://bucket/bad.toml{said}"):
         family("memory://bucket/bad.toml")
-
-
-def test_an_object_that_cannot_be_a_configuration_is_not_read_to_its_end() -> None:
-    with fsspec.open("memory://bucket/huge.toml", "wb") as file:
-        file.write(b"#" * (MOST_BYTES + 1))
-    with pytest.raises(InvalidConfiguration, match=r"more than"):
-        family("memory://bucket/huge.toml")
 
 
 @pytest.mark.parametrize(("given", "opened", "kept"), [(None, "gpt2-tiny", "gpt2-tiny"), ("new", "old", "new")])

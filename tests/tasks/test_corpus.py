@@ -1,4 +1,5 @@
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,6 @@ def test_only_the_last_piece_before_the_border_and_of_the_text_ends_it(tmp_path:
     assert found == [(300, "train", False), (300, "train", True), (300, "val", False), (100, "val", True)]
 
 
-def test_a_glob_reaches_into_folders(tmp_path: Path) -> None:
-    (tmp_path / "x" / "y").mkdir(parents=True)
-    (tmp_path / "x" / "y" / "a.txt").write_bytes(b"deep")
-    (tmp_path / "b.txt").write_bytes(b"shallow")
-    assert texts_of(["**/*.txt"], tmp_path) == ["shallow", "deep"]
-
-
 def test_the_order_of_sources_is_irrelevant(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.txt").write_text("two")
@@ -102,32 +96,26 @@ def test_a_file_url_and_a_memory_url_are_read(tmp_path: Path) -> None:
     assert texts_of(sources, tmp_path) == ["one", "two\n\nthree"]
 
 
-def test_an_url_that_names_nothing_is_refused(tmp_path: Path) -> None:
-    assert "no such object" in refusal(["memory://corpus/absent.txt"], tmp_path)
-    assert "the glob matches no file" in refusal(["memory://corpus/absent*.txt"], tmp_path)
-    assert "nowhere:// is not read" in refusal(["nowhere://corpus/a.txt"], tmp_path)
-
-
 def test_an_url_with_credentials_is_refused_without_repeating_them(tmp_path: Path) -> None:
     message = refusal(["https://ann:secret@example.org/a.txt"], tmp_path)
     assert "data.sources: a URL carries credentials" in message and "secret" not in message
 
 
-def test_a_missing_source_is_refused_by_name(tmp_path: Path) -> None:
-    message = refusal(["absent.txt"], tmp_path)
-    assert "data.sources = 'absent.txt'" in message
-    assert f"looked at {tmp_path}/absent.txt" in message
-    assert "rule: every source exists and is a file" in message
-
-
-def test_a_glob_that_matches_nothing_is_refused(tmp_path: Path) -> None:
-    assert "the glob matches no file" in refusal(["*.text"], tmp_path)
-
-
-def test_a_directory_is_refused_with_the_glob_to_write_instead(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("absent.txt", "data.sources = 'absent.txt'.*looked at .*/absent.txt.*rule: every source exists and is a file"),
+        ("*.text", "the glob matches no file"),
+        ("texts", "is a directory; rule: files or globs"),
+        ("texts/", r"texts/\*\*/\*\.txt"),
+        ("memory://corpus/absent.txt", "no such object"),
+        ("memory://corpus/absent*.txt", "the glob matches no file"),
+        ("nowhere://corpus/a.txt", "nowhere:// is not read"),
+    ],
+)
+def test_a_source_that_is_no_file_is_refused_with_what_to_write_instead(tmp_path: Path, source: str, said: str) -> None:
     (tmp_path / "texts").mkdir()
-    assert "is a directory; rule: files or globs" in refusal(["texts"], tmp_path)
-    assert "texts/**/*.txt" in refusal(["texts/"], tmp_path)
+    assert re.search(said, refusal([source], tmp_path))
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\t\n"])

@@ -17,6 +17,7 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.snapshot_build import repair_snapshot
 from cairn.tasks.policy.failures import Evidence, ExceptionReport, classify, kind_of
 from cairn.tasks.policy.termination import TerminationReason
+from tests.flipped_bit import flip_object
 from tests.tasks.corpus_files import build_in_shards
 
 BLOCK = 16
@@ -31,12 +32,6 @@ def snapshot_id(store: LocalStore, tmp_path: Path) -> str:
     return build_in_shards(SHARD_TOKENS, store, DATA, tmp_path).snapshot_id
 
 
-def flip(store: LocalStore, key: str) -> None:
-    data = bytearray(store.read(key))
-    data[len(data) // 2] ^= 1
-    store.write(key, bytes(data))
-
-
 @pytest.fixture(autouse=True)
 def lazy(monkeypatch: pytest.MonkeyPatch) -> None:
     """No shard is verified before its first use."""
@@ -47,7 +42,7 @@ def test_every_batch_before_the_damaged_shard_is_trained_on_and_none_of_it(
     store: LocalStore, snapshot_id: str, tmp_path: Path
 ) -> None:
     key = f"data/{snapshot_id}/train-00007.arrow"
-    flip(store, key)
+    flip_object(store, key)
     opened = open_snapshot(store, snapshot_id, tmp_path / "cache")
     windows = TokenWindows(opened.train, BLOCK, 257)
     order = SampleOrder(window_count=windows.window_count, seed=3, global_batch=2)
@@ -70,7 +65,7 @@ def test_the_trainers_last_words_become_bad_data_with_the_shards_name(
     store: LocalStore, snapshot_id: str, tmp_path: Path
 ) -> None:
     key = f"data/{snapshot_id}/train-00002.arrow"
-    flip(store, key)
+    flip_object(store, key)
     shard = open_snapshot(store, snapshot_id, tmp_path / "cache").train[2]
     with pytest.raises(SnapshotDamaged) as caught:
         shard[:1]
@@ -89,6 +84,6 @@ def test_a_damaged_shard_of_a_large_snapshot_is_made_anew_from_its_sources(
 ) -> None:
     monkeypatch.setattr("cairn.storage.snapshots.token_shard.DEFAULT_SHARD_TOKENS", SHARD_TOKENS)
     sound = store.read(f"data/{snapshot_id}/train-00002.arrow")
-    flip(store, f"data/{snapshot_id}/train-00002.arrow")
+    flip_object(store, f"data/{snapshot_id}/train-00002.arrow")
     assert repair_snapshot(store, snapshot_id, DATA, tmp_path, tmp_path / "cache") == ("train-00002.arrow",)
     assert store.read(f"data/{snapshot_id}/train-00002.arrow") == sound

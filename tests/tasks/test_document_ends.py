@@ -17,11 +17,10 @@ from cairn.model.data.tokenizer_file import load_tokenizer
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.tasks.data import snapshot_writer
 from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.data.snapshot_lookup import make_recipe
 from tests.memory_store import MemoryStore
 from tests.security.tokenizer_shapes import BYTE_LEVEL
-from tests.tasks.corpus_files import shaped
+from tests.tasks.corpus_files import build_with
 from tests.tasks.tokenizer_kinds import KINDS, PARAGRAPHS, learned, llama2, llama3, unigram, wordlevel, wordpiece
 
 SPLIT_AT_SPACES = {"type": "WhitespaceSplit"}
@@ -107,10 +106,8 @@ def test_a_unigram_spells_its_end_in_letters() -> None:
 
 def ended(folder: Path, kind: str, texts: list[str]) -> tuple[int, int]:
     """Return the documents and the end marks of a snapshot of these texts."""
-    (folder / "a.jsonl").write_bytes(shaped(texts, "jsonl"))
-    (folder / "t.json").write_text(json.dumps(ACCEPTED[kind]()), encoding="utf-8")
-    store, data = MemoryStore(), DataConfig(sources=("a.jsonl",), tokenizer="t.json", max_rejected_fraction=0.5)
-    reference = build_snapshot(store, data, folder)
+    store = MemoryStore()
+    reference = build_with(ACCEPTED[kind](), folder, store, texts, max_rejected_fraction=0.5)
     opened, splits = open_snapshot(store, reference.snapshot_id, folder / "cache"), reference.manifest.splits
     tokens = np.concatenate([*opened.train, *opened.val])
     marks = int((tokens == reference.manifest.end_of_text_id).sum())
@@ -134,10 +131,8 @@ def test_a_snapshot_whose_documents_ended_themselves_is_not_taken(kind: str, is_
 
 def test_an_unknown_token_that_is_the_end_is_refused_at_load(tmp_path: Path) -> None:
     model = {**wordlevel()["model"], "unk_token": "<eos>"}
-    (tmp_path / "t.json").write_text(json.dumps({**wordlevel(), "model": model}))
-    (tmp_path / "a.txt").write_text("\n\n".join(PARAGRAPHS))
     with pytest.raises(InvalidCorpus, match=r"data.tokenizer = 't.json': .*does not know.* becomes '<eos>'"):
-        build_snapshot(MemoryStore(), DataConfig(sources=("a.txt",), tokenizer="t.json"), tmp_path)
+        build_with({**wordlevel(), "model": model}, tmp_path, MemoryStore(), PARAGRAPHS)
 
 
 def test_a_text_that_cannot_be_encoded_is_named(tmp_path: Path) -> None:

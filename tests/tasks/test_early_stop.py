@@ -119,8 +119,7 @@ def test_a_ratio_that_every_run_has_is_refused() -> None:
 
 def history(*bodies: object, config: dict[str, Any] | None = None) -> RunState:
     """Fold an opened, started run and these bodies, whose writer is their attempt."""
-    first = started(1)
-    begun = type(first)(**{name: getattr(first, name) for name in first.__slots__} | {"config": config or PATIENT})
+    begun = started(1, config=config or PATIENT)
     entries = [entry(opened()), entry(begun, attempt=1), *(entry(body, attempt=_writer(body)) for body in bodies)]
     return fold(entries)
 

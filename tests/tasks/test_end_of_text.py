@@ -6,18 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
-from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.data.token_import import given_tokenizer, import_tokens, numbered_vocabulary
-from cairn.tasks.evaluator.checkpoint_model import open_model
 from tests.memory_store import MemoryStore
 from tests.tasks.committed_model import commit_model, small_configuration
-from tests.tasks.corpus_files import shaped
+from tests.tasks.corpus_files import build_with
 from tests.tasks.tokenizer_kinds import FLAGS, PARAGRAPHS, learned, wordlevel
 
 MARKERS = {
@@ -28,11 +25,8 @@ MARKERS = {
 
 
 def built(folder: Path, tokenizer: dict[str, Any], **settings: str) -> OpenSnapshot:
-    spelled = "".join(MARKERS.values())
-    (folder / "a.jsonl").write_bytes(shaped([f"{text} {spelled}" for text in PARAGRAPHS], "jsonl"))
-    (folder / "t.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    store = MemoryStore()
-    reference = build_snapshot(store, DataConfig(sources=("a.jsonl",), tokenizer="t.json", **settings), folder)
+    spelled, store = "".join(MARKERS.values()), MemoryStore()
+    reference = build_with(tokenizer, folder, store, [f"{text} {spelled}" for text in PARAGRAPHS], **settings)
     return open_snapshot(store, reference.snapshot_id, folder / "cache")
 
 
@@ -112,12 +106,5 @@ def test_a_model_is_read_with_the_end_of_text_that_it_was_trained_with(tmp_path:
     """The tokenizer has a known end as well, which a reader of the tokenizer alone would take."""
     (tmp_path / "t.json").write_text(json.dumps(with_two_ends()), encoding="utf-8")
     config = small_configuration(data={"tokenizer": "t.json", "end_of_text": "<EOT>"})
-    store = MemoryStore()
-    made = commit_model(store, tmp_path, config)
-    opened = made.log.state.opened
-    assert opened is not None
-    model = open_model(
-        store, made.reference, model=config.model, snapshot_id=opened.data_snapshot, cache_dir=tmp_path / "cache",
-        device=torch.device("cpu"),
-    )  # fmt: skip
+    model = commit_model(MemoryStore(), tmp_path, config).open(tmp_path)
     assert model.tokenizer.encode_prompt("") == [330]

@@ -79,18 +79,18 @@ def test_a_refusal_is_told_from_a_store_that_is_away_whatever_the_message_says()
     assert kind_of(StoreRefused("out of memory, No space left on device")) is ErrorKind.REFUSED
 
 
-def test_the_kind_crosses_the_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (StoreRefused("AccessDenied"), ErrorKind.REFUSED),
+        (DistNetworkError("the client socket has timed out"), ErrorKind.DEVICE_LOST),  # between ranks: no bug
+    ],
+)
+def test_the_kind_crosses_the_channel(monkeypatch: pytest.MonkeyPatch, error: Exception, kind: ErrorKind) -> None:
     parent = ParentEnd()
     monkeypatch.setattr(os, "_exit", lambda code: None)
-    exit_on_error(parent, StoreRefused("AccessDenied"))  # type: ignore[arg-type]
-    assert parent.last(ExceptionReport).kind is ErrorKind.REFUSED
-
-
-def test_a_connection_between_ranks_that_breaks_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = ParentEnd()
-    monkeypatch.setattr(os, "_exit", lambda code: None)
-    exit_on_error(parent, DistNetworkError("the client socket has timed out"))  # type: ignore[arg-type]
-    assert parent.last(ExceptionReport).kind is ErrorKind.DEVICE_LOST
+    exit_on_error(parent, error)  # type: ignore[arg-type]
+    assert parent.last(ExceptionReport).kind is kind
 
 
 # kind → reason, then action and the command's exit code (None: goes on) at the first and the second time at one step.

@@ -75,28 +75,41 @@ def test_python_is_the_interpreter_of_the_project(script: Script, spec: Evaluati
 
 
 @pytest.mark.parametrize(
+    ("printed", "problem"),
+    [
+        pytest.param("epoch 1 …", "printed nonsense", id="words"),
+        pytest.param('{"a": NaN}', "printed nonsense", id="NaN"),
+        pytest.param('{"a": 1e999}', "printed nonsense", id="infinity"),
+        pytest.param('{"a": null}', "a is 'None'; rule: every value is a finite number", id="null"),
+        pytest.param('{"a": {"b": "0.5"}}', "a/b is '0.5'; rule", id="text"),
+        pytest.param('{"a": true}', "a is 'True'; rule", id="truth"),
+        pytest.param('{"a": [1, 2]}', "a is '[1, 2]'; rule", id="list"),
+        pytest.param('{"a": 1' + "0" * 400 + "}", "printed nonsense", id="beyond floats"),
+        pytest.param("[0.5]", "rule: stdout is one JSON object", id="no object"),
+        pytest.param("{}", "0 numbers; rule: 1 to 1000", id="empty"),
+        pytest.param("", "rule: stdout is one JSON object", id="nothing"),
+        pytest.param('{"a": 1}\n{"a": 2}', "rule: stdout is one JSON object", id="two"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(printed: str, problem: str) -> None:
+    with pytest.raises(TaskError) as failed:
+        parse_metrics("score", printed.encode())
+    assert problem in str(failed.value) and "score" in str(failed.value)
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         pytest.param("import sys; sys.exit('no harness here')", "exited with 1: no harness here", id="crash"),
-        pytest.param("print('epoch 1 …')", "printed nonsense", id="words"),
-        pytest.param("print('{\"a\": NaN}')", "printed nonsense", id="NaN"),
-        pytest.param("print('{\"a\": 1e999}')", "printed nonsense", id="infinity"),
-        pytest.param("print('{\"a\": null}')", "a is 'None'; rule: every value is a finite number", id="null"),
-        pytest.param('print(\'{"a": {"b": "0.5"}}\')', "a/b is '0.5'; rule", id="text"),
-        pytest.param("print('{\"a\": true}')", "a is 'True'; rule", id="truth"),
-        pytest.param("print('{\"a\": [1, 2]}')", "a is '[1, 2]'; rule", id="list"),
-        pytest.param("print('{\"a\": 1' + '0' * 400 + '}')", "printed nonsense", id="beyond floats"),
-        pytest.param("print('[0.5]')", "rule: stdout is one JSON object", id="no object"),
-        pytest.param("print('{}')", "0 numbers; rule: 1 to 1000", id="empty"),
-        pytest.param("pass", "rule: stdout is one JSON object", id="nothing"),
-        pytest.param('print(\'{"a": 1}\\n{"a": 2}\')', "rule: stdout is one JSON object", id="two"),
+        pytest.param("print('epoch 1')", "printed nonsense", id="words"),
         pytest.param("import os\nwhile True: os.write(1, b'1' * 65536)", "more than 1,048,576 bytes", id="flood"),
     ],
 )
-def test_what_is_wrong_is_said_in_words(script: Script, spec: EvaluationSpec, text: str, problem: str) -> None:
-    with pytest.raises(TaskError) as failed:
+def test_a_command_that_fails_or_prints_nonsense_is_named(
+    script: Script, spec: EvaluationSpec, text: str, problem: str
+) -> None:
+    with pytest.raises(TaskError, match=rf"score.*{problem}"):
         run_command(script(text), spec)
-    assert problem in str(failed.value) and "score" in str(failed.value)
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path, spec: EvaluationSpec) -> None:

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,208 +42,99 @@ pytestmark = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """A real end, the reason it must get, and a part of what people are told."""
-
-    name: str
-    produce: Produce
-    reason: str
-    detail: str
-
-
-ROWS = [
-    Row(
-        name="SIGTERM to the flow",
-        produce=alone(notified, signal.SIGTERM),
-        reason="preempted",
-        detail="SIGTERM announced the end of this machine",
-    ),
-    Row(
-        name="Slurm's SIGUSR1 to the flow",
-        produce=alone(notified, signal.SIGUSR1),
-        reason="preempted",
-        detail="the scheduler announced with SIGUSR1",
-    ),
-    Row(
-        name="SIGTERM and too little grace",
-        produce=alone(notified_with_too_little_grace),
-        reason="preempted",
-        detail="the grace period was too short",
-    ),
-    Row(
-        name="SIGTERM before the trainer listens",
-        produce=alone(sent, signal.SIGTERM),
-        reason="preempted",
-        detail="SIGTERM before it could stop cleanly",
-    ),
-    Row(
-        name="exit code of a preemption",
-        produce=alone(ended_by_itself, "raise SystemExit(75)"),
-        reason="preempted",
-        detail="exit code of a preemption",
-    ),
-    Row(
-        name="evicted by Kubernetes",
-        produce=alone(ended_by_kubernetes, "Evicted"),
-        reason="preempted",
-        detail="Kubernetes ended the container: Evicted",
-    ),
-    Row(
-        name="bare SIGKILL",
-        produce=alone(sent, signal.SIGKILL),
-        reason="lost",
-        detail="killed by SIGKILL and left no other evidence",
-    ),
-    Row(name="bare 137 of a shell", produce=alone(killed_in_a_shell), reason="lost", detail="killed by SIGKILL"),
-    Row(
-        name="SIGKILL with memory to spare",
-        produce=alone(killed_at, 0.5),
-        reason="lost",
-        detail="left no other evidence; it used up to",
-    ),
-    Row(name="parent gone", produce=scene("orphaned"), reason="lost", detail="found that its parent had died"),
-    Row(name="nothing known", produce=lambda stage: Evidence(), reason="lost", detail="vanished"),
-    Row(
-        name="killed by the kernel for memory",
-        produce=alone(killed_by_the_kernel),
-        reason="oom",
-        detail="the kernel killed 1 process(es) of this control group for memory",
-    ),
-    Row(
-        name="SIGKILL at the memory limit",
-        produce=alone(killed_at, 0.99),
-        reason="oom",
-        detail="killed by SIGKILL; it used up to",
-    ),
-    Row(
-        name="CPU allocator",
-        produce=scene("cpu-allocator"),
-        reason="oom",
-        detail="DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes",
-    ),
-    Row(name="MemoryError", produce=scene("python-allocator"), reason="oom", detail="MemoryError"),
-    Row(name="numpy's allocator", produce=scene("array-allocator"), reason="oom", detail="Unable to allocate 8.00 GiB"),
-    Row(
-        name="abort of a C++ allocator",
-        produce=alone(ended_by_itself, BAD_ALLOC),
-        reason="oom",
-        detail="killed by SIGABRT:   what():  std::bad_alloc",
-    ),
-    Row(
-        name="OOMKilled by Kubernetes",
-        produce=alone(ended_by_kubernetes, "OOMKilled"),
-        reason="oom",
-        detail="Kubernetes ended the container: OOMKilled",
-    ),
-    Row(name="flipped byte in a shard", produce=scene("flipped-byte"), reason="bad-data", detail="sha256 is"),
-    Row(
-        name="shard of another tokenizer",
-        produce=scene("foreign-shard"),
-        reason="bad-data",
-        detail="cairn.tokenizer_sha256 is",
-    ),
-    Row(
-        name="flipped byte after verification",
-        produce=scene("flipped-byte-after-verification"),
-        reason="bad-data",
-        detail="window 2: token id 276 is outside the vocabulary of 61",
-    ),
-    Row(
-        name="not a number from two samples",
-        produce=scene("poisoned-batch"),
-        reason="bad-data",
-        detail="in 2 window(s) of its batch and in no other",
-    ),
-    Row(
-        name="not a number from every sample",
-        produce=scene("broken-weights"),
-        reason="diverged",
-        detail="loss is nan",
-    ),
-    Row(
-        name="loss far above its course",
-        produce=scene("exploded-loss"),
-        reason="diverged",
-        detail="since step 65",
-    ),
-    Row(name="closed port", produce=scene("closed-port"), reason="storage", detail="Could not connect to the endpoint"),
-    Row(
-        name="store is no folder",
-        produce=scene("store-is-no-folder"),
-        reason="storage",
-        detail="a file stands where the store's folder should be",
-    ),
-    Row(name="store's disk full", produce=scene("full-disk"), reason="storage", detail="No space left on device"),
-    Row(name="spool's disk full", produce=scene("full-spool"), reason="storage", detail="No space left on device"),
-    Row(
-        name="folder without permission",
-        produce=scene("no-permission"),
-        reason="storage",
-        detail="Permission denied",
-    ),
-    Row(name="checkpoint damaged", produce=scene("damaged-checkpoint"), reason="storage", detail="sha256 is"),
-    Row(name="checkpoint gone", produce=scene("missing-checkpoint"), reason="storage", detail="manifest.json: missing"),
-    Row(name="disk that keeps nothing", produce=scene("not-durable"), reason="storage", detail="is visible, but"),
-    Row(name="data snapshot gone", produce=scene("missing-data"), reason="bad-data", detail="no such data snapshot"),
-    Row(name="log out of the parent's reach", produce=alone(store_out_of_reach), reason="storage", detail="store"),
-    Row(name="hang", produce=alone(silent), reason="hung", detail="its own steps allowed"),
-    Row(
-        name="no other machine",
-        produce=alone(without_machines),
-        reason="too-few-machines",
-        detail="1 of 3 machines were here",
-    ),
-    Row(name="zombie", produce=alone(fenced), reason="fenced", detail="attempt 1 is fenced by attempt 2"),
-    Row(
-        name="Ctrl-C",
-        produce=alone(notified, signal.SIGINT),
-        reason="cancelled",
-        detail="a person interrupted it",
-    ),
-    Row(
-        name="cancelled in Prefect",
-        produce=lambda stage: replace(notified(signal.SIGTERM, stage.folder), cancelling=True),
-        reason="cancelled",
-        detail="a person cancelled it in Prefect",
-    ),
-    Row(
-        name="missing module",
-        produce=scene("missing-module"),
-        reason="error",
-        detail="ModuleNotFoundError: No module named 'no_such_module'",
-    ),
-    Row(
-        name="missing module before the trainer can speak",
-        produce=alone(ended_by_itself, "import no_such_module"),
-        reason="error",
-        detail="exited with 1: ModuleNotFoundError: No module named 'no_such_module'",
-    ),
-    Row(name="missing name", produce=scene("missing-name"), reason="error", detail="cannot import name 'no_such_name'"),
-    Row(
-        name="null pointer",
-        produce=alone(ended_by_itself, NULL_POINTER),
-        reason="error",
-        detail="killed by SIGSEGV: nothing on stderr",
-    ),
-    Row(name="sent SIGSEGV", produce=alone(sent, signal.SIGSEGV), reason="error", detail="killed by SIGSEGV"),
-    Row(
-        name="null pointer beside somebody the kernel killed",
-        produce=alone(beside_somebody_the_kernel_killed),
-        reason="error",
-        detail="killed by SIGSEGV",
-    ),
-    Row(
-        name="left without a word",
-        produce=alone(ended_by_itself, "pass"),
-        reason="error",
-        detail="exited with 0: nothing on stderr",
-    ),
-]
-
-
-def case(row: Row) -> object:
-    return pytest.param(row, id=f"{row.name} → {row.reason}")
+ROWS: dict[str, dict[str, tuple[Produce, str]]] = {
+    "preempted": {
+        "SIGTERM to the flow": (alone(notified, signal.SIGTERM), "SIGTERM announced the end of this machine"),
+        "Slurm's SIGUSR1 to the flow": (alone(notified, signal.SIGUSR1), "the scheduler announced with SIGUSR1"),
+        "SIGTERM and too little grace": (alone(notified_with_too_little_grace), "the grace period was too short"),
+        "SIGTERM before the trainer listens": (alone(sent, signal.SIGTERM), "SIGTERM before it could stop cleanly"),
+        "exit code of a preemption": (alone(ended_by_itself, "raise SystemExit(75)"), "exit code of a preemption"),
+        "evicted by Kubernetes": (alone(ended_by_kubernetes, "Evicted"), "Kubernetes ended the container: Evicted"),
+    },
+    "lost": {
+        "bare SIGKILL": (alone(sent, signal.SIGKILL), "killed by SIGKILL and left no other evidence"),
+        "bare 137 of a shell": (alone(killed_in_a_shell), "killed by SIGKILL"),
+        "SIGKILL with memory to spare": (alone(killed_at, 0.5), "left no other evidence; it used up to"),
+        "parent gone": (scene("orphaned"), "found that its parent had died"),
+        "nothing known": (lambda stage: Evidence(), "vanished"),
+    },
+    "oom": {
+        "killed by the kernel for memory": (
+            alone(killed_by_the_kernel),
+            "the kernel killed 1 process(es) of this control group for memory",
+        ),
+        "SIGKILL at the memory limit": (alone(killed_at, 0.99), "killed by SIGKILL; it used up to"),
+        "CPU allocator": (
+            scene("cpu-allocator"),
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes",
+        ),
+        "MemoryError": (scene("python-allocator"), "MemoryError"),
+        "numpy's allocator": (scene("array-allocator"), "Unable to allocate 8.00 GiB"),
+        "abort of a C++ allocator": (alone(ended_by_itself, BAD_ALLOC), "killed by SIGABRT:   what():  std::bad_alloc"),
+        "OOMKilled by Kubernetes": (
+            alone(ended_by_kubernetes, "OOMKilled"),
+            "Kubernetes ended the container: OOMKilled",
+        ),
+    },
+    "bad-data": {
+        "flipped byte in a shard": (scene("flipped-byte"), "sha256 is"),
+        "shard of another tokenizer": (scene("foreign-shard"), "cairn.tokenizer_sha256 is"),
+        "flipped byte after verification": (
+            scene("flipped-byte-after-verification"),
+            "window 2: token id 276 is outside the vocabulary of 61",
+        ),
+        "not a number from two samples": (scene("poisoned-batch"), "in 2 window(s) of its batch and in no other"),
+        "data snapshot gone": (scene("missing-data"), "no such data snapshot"),
+    },
+    "diverged": {
+        "not a number from every sample": (scene("broken-weights"), "loss is nan"),
+        "loss far above its course": (scene("exploded-loss"), "since step 65"),
+    },
+    "storage": {
+        "closed port": (scene("closed-port"), "Could not connect to the endpoint"),
+        "store is no folder": (scene("store-is-no-folder"), "a file stands where the store's folder should be"),
+        "store's disk full": (scene("full-disk"), "No space left on device"),
+        "spool's disk full": (scene("full-spool"), "No space left on device"),
+        "folder without permission": (scene("no-permission"), "Permission denied"),
+        "checkpoint damaged": (scene("damaged-checkpoint"), "sha256 is"),
+        "checkpoint gone": (scene("missing-checkpoint"), "manifest.json: missing"),
+        "disk that keeps nothing": (scene("not-durable"), "is visible, but"),
+        "log out of the parent's reach": (alone(store_out_of_reach), "store"),
+    },
+    "hung": {
+        "hang": (alone(silent), "its own steps allowed"),
+    },
+    "too-few-machines": {
+        "no other machine": (alone(without_machines), "1 of 3 machines were here"),
+    },
+    "fenced": {
+        "zombie": (alone(fenced), "attempt 1 is fenced by attempt 2"),
+    },
+    "cancelled": {
+        "Ctrl-C": (alone(notified, signal.SIGINT), "a person interrupted it"),
+        "cancelled in Prefect": (
+            lambda stage: replace(notified(signal.SIGTERM, stage.folder), cancelling=True),
+            "a person cancelled it in Prefect",
+        ),
+    },
+    "error": {
+        "missing module": (scene("missing-module"), "ModuleNotFoundError: No module named 'no_such_module'"),
+        "missing module before the trainer can speak": (
+            alone(ended_by_itself, "import no_such_module"),
+            "exited with 1: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        "missing name": (scene("missing-name"), "cannot import name 'no_such_name'"),
+        "null pointer": (alone(ended_by_itself, NULL_POINTER), "killed by SIGSEGV: nothing on stderr"),
+        "sent SIGSEGV": (alone(sent, signal.SIGSEGV), "killed by SIGSEGV"),
+        "null pointer beside somebody the kernel killed": (
+            alone(beside_somebody_the_kernel_killed),
+            "killed by SIGSEGV",
+        ),
+        "left without a word": (alone(ended_by_itself, "pass"), "exited with 0: nothing on stderr"),
+    },
+}
+"""By the reason that it must get, every real end and a part of the words that people read of it."""
+ENDS = {f"{name} → {reason}": (reason, *row) for reason, rows in ROWS.items() for name, row in rows.items()}
 
 
 @pytest.fixture(scope="module")
@@ -260,11 +151,11 @@ def stage(played: dict[str, Evidence], tmp_path: Path) -> Stage:
     return Stage(played=played, folder=tmp_path)
 
 
-@pytest.mark.parametrize("row", [*map(case, ROWS)])
-def test_a_real_end_gets_its_reason(row: Row, stage: Stage) -> None:
-    failure = classify(row.produce(stage))
-    assert failure.reason == row.reason, failure
-    assert row.detail in failure.detail
+@pytest.mark.parametrize(("reason", "produce", "detail"), ENDS.values(), ids=ENDS)
+def test_a_real_end_gets_its_reason(reason: str, produce: Produce, detail: str, stage: Stage) -> None:
+    failure = classify(produce(stage))
+    assert failure.reason == reason, failure
+    assert detail in failure.detail
 
 
 @pytest.mark.gpu
@@ -277,7 +168,7 @@ def test_the_allocator_of_cuda_gets_its_reason_too(tmp_path: Path) -> None:
 
 def test_every_reason_has_a_real_end() -> None:
     no_failures = {TerminationReason.COMPLETED, TerminationReason.PAUSED}  # tests/wiring pauses real sets of runs
-    assert {row.reason for row in ROWS} == set(TerminationReason) - no_failures
+    assert ROWS.keys() == set(TerminationReason) - no_failures
 
 
 @pytest.mark.parametrize(

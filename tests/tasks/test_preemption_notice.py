@@ -1,8 +1,6 @@
 """A real HTTP server that answers as the clouds' metadata services do, and the notices that come of it."""
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -77,13 +75,6 @@ def test_an_event_of_another_machine_or_a_freeze_is_no_notice(
     assert azure() is None
 
 
-@pytest.mark.parametrize("body", ["", "<html>", "[]", '{"Events": [{}]}', '{"Events": "none"}'])
-def test_an_answer_of_azure_that_makes_no_sense_is_no_notice(azure: NoticeSource, cloud: Cloud, body: str) -> None:
-    cloud.answers[AZURE_EVENTS] = body
-    with pytest.raises(MetadataUnavailable):
-        azure()
-
-
 def test_a_spot_instance_that_may_stay_has_no_notice(aws: NoticeSource) -> None:
     assert aws() is None
 
@@ -107,14 +98,18 @@ def test_each_question_has_its_own_token(aws: NoticeSource, cloud: Cloud) -> Non
     assert cloud.asked == ["PUT /latest/api/token", f"GET {ACTION}"] * 2
 
 
-def test_an_instance_that_google_preempts_has_a_notice(gcp: NoticeSource, cloud: Cloud) -> None:
-    cloud.answers[f"{GOOGLE}/preempted"] = "TRUE\n"
-    assert gcp() == PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
-
-
-def test_maintenance_that_ends_the_instance_is_a_notice(gcp: NoticeSource, cloud: Cloud) -> None:
-    cloud.answers[f"{GOOGLE}/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
-    assert gcp() == PreemptionNotice(name="gcp", detail="GCP announced: TERMINATE_ON_HOST_MAINTENANCE")
+@pytest.mark.parametrize(
+    ("path", "answer", "said"),
+    [
+        ("preempted", "TRUE\n", "this instance is being preempted"),
+        ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE", "TERMINATE_ON_HOST_MAINTENANCE"),
+    ],
+)
+def test_an_instance_that_google_takes_has_a_notice(
+    gcp: NoticeSource, cloud: Cloud, path: str, answer: str, said: str
+) -> None:
+    cloud.answers[f"{GOOGLE}/{path}"] = answer
+    assert gcp() == PreemptionNotice(name="gcp", detail=f"GCP announced: {said}")
 
 
 @pytest.mark.parametrize("event", ["NONE", "MIGRATE_ON_HOST_MAINTENANCE", "TERMINATE"])
@@ -129,11 +124,20 @@ def test_who_does_not_say_it_is_google_is_not_believed(gcp: NoticeSource, cloud:
         gcp()
 
 
-@pytest.mark.parametrize("body", ["", "<html>sign in</html>", '{"time": "now"}', "[]", '{"action": 7}'])
-def test_an_answer_that_makes_no_sense_is_no_notice(aws: NoticeSource, cloud: Cloud, body: str) -> None:
-    cloud.answers[ACTION] = body
+@pytest.mark.parametrize(
+    ("name", "path", "body"),
+    [
+        *(("aws", ACTION, body) for body in ("", "<html>sign in</html>", '{"time": "now"}', "[]", '{"action": 7}')),
+        *(("azure", AZURE_EVENTS, body) for body in ("", "<html>", "[]", '{"Events": [{}]}', '{"Events": "none"}')),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_no_notice(
+    request: pytest.FixtureRequest, cloud: Cloud, name: str, path: str, body: str
+) -> None:
+    source: NoticeSource = request.getfixturevalue(name)
+    cloud.answers[path] = body
     with pytest.raises(MetadataUnavailable):
-        aws()
+        source()
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 429, 500, 503])
@@ -212,50 +216,6 @@ def test_silent_services_are_asked_again_and_complained_of_once(aws: NoticeSourc
 def test_without_sources_there_is_no_thread() -> None:
     with polling_notices(ShutdownSignal(), (), poll_seconds=0.001, on_problem=pytest.fail):
         assert "preemption" not in {thread.name for thread in threading.enumerate()}
-
-
-@pytest.fixture
-def notice() -> ShutdownSignal:
-    return ShutdownSignal()
-
-
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
-def test_a_schedulers_signal_is_heard_where_it_is_configured(notice: ShutdownSignal, name: str) -> None:
-    heard: list[str | None] = []
-    with notice.listening(extra_signal=name), notice.on_shutdown(lambda: heard.append(notice.signal)):
-        os.kill(os.getpid(), signal.Signals[name])
-    assert heard == [name]
-    assert notice.detail == f"the scheduler announced with {name} that this machine will be taken away"
-
-
-def test_handlers_are_put_back(notice: ShutdownSignal) -> None:
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    before = [signal.getsignal(number) for number in numbers]
-    with notice.listening(extra_signal="SIGUSR1"):
-        assert [signal.getsignal(number) for number in numbers] != before
-    assert [signal.getsignal(number) for number in numbers] == before
-
-
-def test_a_signal_nobody_configured_keeps_its_meaning(notice: ShutdownSignal) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    with notice.listening():
-        assert signal.getsignal(signal.SIGUSR1) == before
-
-
-def test_the_first_notice_names_the_end_and_later_ones_are_still_told(notice: ShutdownSignal) -> None:
-    heard: list[str | None] = []
-    with notice.on_shutdown(lambda: heard.append(notice.signal)):
-        notice.request("aws", "AWS announced: stop at noon")
-        notice.request("SIGTERM")
-    assert heard == ["aws", "aws"]
-    assert (notice.signal, notice.detail) == ("aws", "AWS announced: stop at noon")
-
-
-def test_who_listens_late_is_told_at_once(notice: ShutdownSignal) -> None:
-    notice.request("SIGTERM")
-    heard: list[str | None] = []
-    with notice.on_shutdown(lambda: heard.append(notice.signal)):
-        assert heard == ["SIGTERM"]
 
 
 @pytest.fixture

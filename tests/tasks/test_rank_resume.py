@@ -11,6 +11,7 @@ from cairn.model.training.parallel import Ranks
 from cairn.model.training.train_state import TrainState
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.trainer.training_setup import CheckpointLoad
+from tests.flipped_bit import flip_file
 from tests.tasks.rank_resume import CPU, VOCABULARY, Mode, resume_by, stage_by_one, training
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=10, block_size=8)
@@ -62,9 +63,7 @@ def test_the_replicated_rank_that_finds_a_damaged_chunk_names_it_and_the_other_o
 ) -> None:
     reference, _, _ = stage_by_one(tmp_path, SMALL)
     shard = tmp_path / reference.prefix / f"{('weights', 'optimizer')[finder]}-00001-of-00001.safetensors"
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
+    flip_file(shard, -1)
     said = resume_by(2, "ddp", tmp_path, SMALL, reference)
     assert f"{reference.prefix}/{shard.name}: sha256 is" in said[finder]["error"]
     assert not said[finder]["peer_is_gone"] and said[1 - finder]["peer_is_gone"]

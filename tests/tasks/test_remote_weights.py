@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
-from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.data import foreign_tokenizer
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import copy_files, find_template
 from cairn.tasks.data.snapshot_build import given_tokenizer
-from cairn.tasks.evaluator.checkpoint_model import open_model, write_model_directory
+from cairn.tasks.evaluator.checkpoint_model import write_model_directory
 from cairn.tasks.trainer.initial_weights import (
     InitialDirectory,
     adopt_network,
@@ -49,15 +47,12 @@ class QuietHandler(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[CommittedModel, Path, str]:
     """A model, and its folder with documents and a licence, and the tokenizer of its run."""
-    folder, store = tmp_path_factory.mktemp("weights"), MemoryStore()
-    model = commit_model(store, folder, small_configuration())
-    opened = model.log.state.opened
-    assert opened is not None
-    where = {"model": model.config.model, "snapshot_id": opened.data_snapshot, "cache_dir": folder / "cache"}
-    network = open_model(store, model.reference, **where, device=torch.device("cpu"))
-    write_model_directory(folder / "out", network, card="---\nlicense: apache-2.0\n---\n")
+    folder = tmp_path_factory.mktemp("weights")
+    model = commit_model(MemoryStore(), folder, small_configuration())
+    opened = model.open(folder)
+    write_model_directory(folder / "out", opened, card="---\nlicense: apache-2.0\n---\n")
     (folder / "out" / "chat_template.jinja").write_text(TEMPLATE)
-    return model, folder, open_snapshot(store, opened.data_snapshot, folder / "cache").tokenizer_json
+    return model, folder, opened.snapshot.tokenizer_json
 
 
 @pytest.fixture

@@ -83,38 +83,30 @@ def test_the_newest_are_kept_and_the_others_go() -> None:
     assert over(plan_retention(terms(keep_last=2), run_of(1, 2, 3, 4), ())) == [1, 2]
 
 
-def test_with_fewer_than_keep_last_none_goes() -> None:
-    assert over(plan_retention(terms(keep_last=3), run_of(1, 2, 3), ())) == []
+ANOTHER_SUITE = replace(evaluated(1, 0.1), suite_sha256="other")
+BEST = terms(keep_best=1)
+GOES: dict[str, tuple[RetentionTerms, range, list[object], list[int]]] = {
+    "with fewer than keep_last none goes": (terms(keep_last=3), range(1, 4), [], []),
+    "the best is kept by its loss": (
+        BEST, range(1, 5), [evaluated(1, 3.0), evaluated(2, 2.0), evaluated(3, 2.5)], [1, 3]
+    ),
+    "of equal losses the earlier is the best": (BEST, range(1, 4), [evaluated(2, 2.0), evaluated(1, 2.0)], [2]),
+    "another suite makes nothing the best": (BEST, range(1, 4), [ANOTHER_SUITE, evaluated(2, 2.0)], [1]),
+    "a loss that is no number is never the best": (
+        BEST, range(1, 4), [evaluated(1, float("nan")), evaluated(2, 2.0)], [1]
+    ),
+    "a quarantined one is neither the best nor among the newest": (
+        terms(keep_last=2, keep_best=1), range(1, 5), [evaluated(2, 2.0), evaluated(3, 1.0), quarantine(3)], [1]
+    ),
+    "every so many steps one is kept": (terms(keep_every=20), range(10, 51, 10), [], [10, 30]),
+    "a quarantined one with nothing newer stays for a person to look at": (terms(), range(1, 3), [quarantine(2)], []),
+}  # fmt: skip
 
 
-def test_the_best_is_kept_by_its_loss() -> None:
-    state = run_of(1, 2, 3, 4, more=[evaluated(1, 3.0), evaluated(2, 2.0), evaluated(3, 2.5)])
-    assert over(plan_retention(terms(keep_best=1), state, ())) == [1, 3]
-
-
-def test_of_equal_losses_the_earlier_is_the_best() -> None:
-    state = run_of(1, 2, 3, more=[evaluated(2, 2.0), evaluated(1, 2.0)])
-    assert over(plan_retention(terms(keep_best=1), state, ())) == [2]
-
-
-def test_an_evaluation_under_another_suite_makes_nothing_the_best() -> None:
-    other = replace(evaluated(1, 0.1), suite_sha256="other")
-    state = run_of(1, 2, 3, more=[other, evaluated(2, 2.0)])
-    assert over(plan_retention(terms(keep_best=1), state, ())) == [1]
-
-
-def test_a_loss_that_is_not_a_number_is_never_the_best() -> None:
-    state = run_of(1, 2, 3, more=[evaluated(1, float("nan")), evaluated(2, 2.0)])
-    assert over(plan_retention(terms(keep_best=1), state, ())) == [1]
-
-
-def test_a_quarantined_checkpoint_is_not_the_best_and_not_among_the_newest() -> None:
-    state = run_of(1, 2, 3, 4, more=[evaluated(2, 2.0), evaluated(3, 1.0), quarantine(3)])
-    assert over(plan_retention(terms(keep_last=2, keep_best=1), state, ())) == [1]
-
-
-def test_every_so_many_steps_one_is_kept() -> None:
-    assert over(plan_retention(terms(keep_every=20), run_of(10, 20, 30, 40, 50), ())) == [10, 30]
+@pytest.mark.parametrize("case", GOES)
+def test_a_checkpoint_goes_unless_a_rule_keeps_it(case: str) -> None:
+    by, steps, more, gone = GOES[case]
+    assert over(plan_retention(by, run_of(*steps, more=more), ())) == gone
 
 
 def test_what_an_alias_reaches_is_kept() -> None:
@@ -148,10 +140,6 @@ def test_a_quarantined_checkpoint_goes_once_enough_newer_ones_can_be_read() -> N
     state = run_of(1, 2, 3, more=[quarantine(1)])
     assert finding_on(state, 1, terms(keep_last=2)).why == "quarantined (flipped), and 2 newer ones can be read"
     assert finding_on(state, 1, terms(keep_last=3)).why == "quarantined, and fewer than 3 newer ones can be read"
-
-
-def test_a_quarantined_checkpoint_with_nothing_newer_stays_for_a_person_to_look_at() -> None:
-    assert over(plan_retention(terms(), run_of(1, 2, more=[quarantine(2)]), ())) == []
 
 
 def test_why_a_checkpoint_goes_names_every_rule_that_did_not_keep_it() -> None:
@@ -192,28 +180,21 @@ def test_a_hold_is_over_only_on_proof(
     assert found.is_over is is_over, found.why
 
 
-def staged(state: RunState, *names: str) -> list[bool]:
-    return [finding.is_over for finding in plan_retention(terms(), state, [f"{FOLDER}/{n}" for n in names]).staged]
-
-
-def test_a_staged_folder_of_an_ended_attempt_is_an_orphan() -> None:
-    assert staged(run_of(1, more=[ended(1)]), "step-00000002-attempt-0001") == [True]
-
-
-def test_a_staged_folder_of_the_open_attempt_is_none() -> None:
-    assert staged(run_of(1), "step-00000002-attempt-0001") == [False]
-
-
-def test_a_staged_folder_of_an_attempt_the_log_does_not_know_yet_is_none() -> None:
-    assert staged(run_of(1, more=[ended(1)]), "step-00000002-attempt-0002") == [False]
-
-
-def test_a_folder_of_another_name_is_left_alone() -> None:
-    assert staged(run_of(1, more=[ended(1)]), "notes") == [False]
-
-
-def test_a_committed_checkpoint_is_no_staged_folder() -> None:
-    assert staged(run_of(1, more=[ended(1)]), "step-00000001-attempt-0001") == []
+@pytest.mark.parametrize(
+    ("more", "name", "is_orphan"),
+    [
+        pytest.param([ended(1)], "step-00000002-attempt-0001", [True], id="of an ended attempt"),
+        pytest.param([], "step-00000002-attempt-0001", [False], id="of the open attempt"),
+        pytest.param([ended(1)], "step-00000002-attempt-0002", [False], id="of an attempt that the log does not know"),
+        pytest.param([ended(1)], "notes", [False], id="of another name"),
+        pytest.param([ended(1)], "step-00000001-attempt-0001", [], id="a committed checkpoint, which is none"),
+    ],
+)
+def test_a_staged_folder_is_an_orphan_once_its_attempt_has_ended(
+    more: list[object], name: str, is_orphan: list[bool]
+) -> None:
+    plan = plan_retention(terms(), run_of(1, more=more), [f"{FOLDER}/{name}"])
+    assert [finding.is_over for finding in plan.staged] == is_orphan
 
 
 @pytest.mark.parametrize(("field", "value"), [("keep_last", 0), ("keep_best", -1), ("keep_every", -1)])

@@ -20,13 +20,12 @@ from cairn.storage.checkpoints.checkpoint import (
     stage_checkpoint,
     stage_share,
 )
-from cairn.storage.checkpoints.payload import TrainerDocument, small_tensor
-from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.trainer.staging import SharedStaging, assign_writers
 from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from cairn.tasks.trainer.tensor_exchange import to_group
+from tests.tasks.stagings import document_of
 
 WRITERS = 3
 PREFIX = "runs/r/checkpoints/step-00000000-attempt-0001"
@@ -57,18 +56,13 @@ def tensors() -> tuple[NamedTensor, ...]:
     return TrainState.create(shape, config, 65, torch.device("cpu")).live_tensors()
 
 
-def document(tensors: tuple[NamedTensor, ...]) -> TrainerDocument:
-    small = tuple(small_tensor(record) for record in to_group("trainer", tensors).records)
-    return TrainerDocument(version=1, step=0, cursor=0, learning_rate=0.0, versions={}, tensors=small)
-
-
 def stage_by_one(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> StagedCheckpoint:
     groups = (to_group("weights", tensors), to_group("optimizer", tensors))
     return stage_checkpoint(
         store,
         target=CheckpointTarget(run_id="r", attempt=1, prefix=PREFIX),
         groups=groups,
-        trainer=document(tensors),
+        trainer=document_of(tensors),
         uploads=UploadOptions(at_once=2),
     )
 
@@ -87,7 +81,7 @@ def stage_by_several(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> Sta
         store,
         target=CheckpointTarget(run_id="r", attempt=1, prefix=PREFIX),
         groups=groups,
-        trainer=document(own),
+        trainer=document_of(own),
         writers=WRITERS,
         others=partial(first.other_shards, "0", range(WRITERS)),
     )
@@ -108,8 +102,7 @@ def test_several_writers_stage_the_state_that_one_would(tensors: tuple[NamedTens
     one, several = LocalStore(tmp_path / "one"), LocalStore(tmp_path / "several")
     alone, shared = stage_by_one(one, tensors), stage_by_several(several, tensors)
     assert shared.state_sha256 == alone.state_sha256
-    reference = CheckpointReference(step=0, attempt=1, prefix=PREFIX, manifest_sha256=shared.manifest_sha256)
-    loaded = {record.name: bytes(record.data) for record in load_checkpoint(several, reference).tensors}
+    loaded = {record.name: bytes(record.data) for record in load_checkpoint(several, shared).tensors}
     expected = {named.name: named.tensor.numpy().tobytes() for named in tensors if named.group != "trainer"}
     assert loaded == expected
 
@@ -117,8 +110,7 @@ def test_several_writers_stage_the_state_that_one_would(tensors: tuple[NamedTens
 def test_weights_alone_can_be_read_whoever_wrote_them(tensors: tuple[NamedTensor, ...], tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     staged = stage_by_several(store, tensors)
-    reference = CheckpointReference(step=0, attempt=1, prefix=PREFIX, manifest_sha256=staged.manifest_sha256)
-    names = {record.name for record in load_checkpoint(store, reference, group="weights").tensors}
+    names = {record.name for record in load_checkpoint(store, staged, group="weights").tensors}
     assert names == {named.name for named in tensors if named.group == "weights"}
 
 

@@ -38,8 +38,26 @@ def test_a_notice_is_remembered_by_its_name_and_its_words(number: signal.Signals
     assert (notice.signal, notice.detail) == (number.name, words)
 
 
-def test_a_signal_of_a_scheduler_says_whose_it_is() -> None:
-    assert raised(signal.SIGUSR1, "SIGUSR1").detail.startswith("the scheduler announced with SIGUSR1")
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_a_signal_of_a_scheduler_says_whose_it_is(name: str) -> None:
+    said = f"the scheduler announced with {name} that this machine will be taken away"
+    assert raised(signal.Signals[name], name).detail == said
+
+
+def test_the_first_notice_names_the_end_and_later_ones_are_still_told() -> None:
+    notice, heard = ShutdownSignal(), list[str | None]()
+    with notice.on_shutdown(lambda: heard.append(notice.signal)):
+        notice.request("aws", "AWS announced: stop at noon")
+        notice.request("SIGTERM")
+    assert heard == ["aws", "aws"]
+    assert (notice.signal, notice.detail) == ("aws", "AWS announced: stop at noon")
+
+
+def test_who_listens_late_is_told_at_once() -> None:
+    notice, heard = ShutdownSignal(), list[str | None]()
+    notice.request("SIGTERM")
+    with notice.on_shutdown(lambda: heard.append(notice.signal)):
+        assert heard == ["SIGTERM"]
 
 
 def test_a_process_that_is_to_outlive_its_terminal_does() -> None:
@@ -51,9 +69,9 @@ def test_a_process_that_is_to_outlive_its_terminal_does() -> None:
 
 
 def test_the_handlers_of_before_are_back_afterwards() -> None:
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
-    with ShutdownSignal().listening():
+    with ShutdownSignal().listening("SIGUSR1"):
         assert [signal.getsignal(number) for number in numbers] != before
     assert [signal.getsignal(number) for number in numbers] == before
 

@@ -9,6 +9,7 @@ from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.snapshot_build import build_snapshot, repair_snapshot
+from tests.flipped_bit import flip_object
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_half_an_upload_is_no_snapshot(store: LocalStore, snapshot_id: str, tmp_
 
 
 def test_a_damaged_shard_of_it_cannot_be_made_anew(store: LocalStore, snapshot_id: str, tmp_path: Path) -> None:
-    spoil(store, snapshot_id)
+    flip_object(store, f"data/{snapshot_id}/train-00000.arrow")
     with pytest.raises(SnapshotDamaged, match=r"train-00000\.arrow damaged, .* import it again with"):
         repair_snapshot(store, snapshot_id, source(snapshot_id), tmp_path, tmp_path / "cache")
 
@@ -70,14 +71,7 @@ def test_a_damaged_shard_of_weighted_sources_is_made_anew_from_them(
     store: LocalStore, snapshot_id: str, tmp_path: Path
 ) -> None:
     sound = store.read(f"data/{snapshot_id}/train-00000.arrow")
-    spoil(store, snapshot_id)
+    flip_object(store, f"data/{snapshot_id}/train-00000.arrow")
     data = DataConfig(sources=("0*.txt", "1*.txt"), weights=(7, 1), tokenizer="bytes", val_fraction=0.3)
     assert repair_snapshot(store, snapshot_id, data, tmp_path, tmp_path / "cache") == ("train-00000.arrow",)
     assert store.read(f"data/{snapshot_id}/train-00000.arrow") == sound
-
-
-def spoil(store: LocalStore, snapshot_id: str) -> None:
-    key = f"data/{snapshot_id}/train-00000.arrow"
-    data = bytearray(store.read(key))
-    data[1000] ^= 1
-    store.write(key, bytes(data))

@@ -154,19 +154,20 @@ def test_duplicates_stay_unless_they_are_unwanted(corpus: Path) -> None:
 
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize(
-    ("part", "deduplicate"),
+    ("part", "settings"),
     [
-        pytest.param(1, False, id="early", marks=pytest.mark.slow),  # quick witness: the next case
-        pytest.param(4, True, id="midway and deduplicating"),
-        pytest.param(10**6, False, id="while assembling", marks=pytest.mark.slow),
+        pytest.param(1, {}, id="early", marks=pytest.mark.slow),  # quick witness: the next cases
+        pytest.param(4, {"deduplicate": True}, id="midway and deduplicating"),
+        pytest.param(3, {"weights": (3.0, 1.0, 2.0, 1.0)}, id="midway, with sources kept apart"),
+        pytest.param(10**6, {}, id="while assembling", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_build_goes_on_from_its_parts_to_the_same_bytes(
-    every_shape: Path, part: int, deduplicate: bool, monkeypatch: pytest.MonkeyPatch
+    every_shape: Path, part: int, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = every_shape
     (corpus / "e.jsonl").write_bytes(shaped(TEXTS[::3], "jsonl"))
-    data = DATA.model_copy(update={"deduplicate": deduplicate})
+    data = DATA.model_copy(update=settings)
     whole = built(data, corpus).snapshot_id
     command = [sys.executable, killed_build.__file__, str(corpus), str(part), json.dumps(data.model_dump(mode="json"))]
     killed = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False)

@@ -20,7 +20,7 @@ from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from cairn.tasks.trainer.tensor_exchange import to_record
 from cairn.tasks.trainer.training_setup import CheckpointLoad
 from tests.memory_store import MemoryStore
-from tests.tasks.stagings import Stagings, checkpoint
+from tests.tasks.stagings import Stagings
 
 CPU = torch.device("cpu")
 MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
@@ -105,7 +105,7 @@ def test_a_checkpoint_on_its_way_up_is_never_overwritten_by_the_next_copy() -> N
     state, stagings = fresh_state(), Stagings(store := SlowStore())
     copies = stagings.staging.copy(state.live_tensors())
     promised = state_sha256(to_record(named.name, named.tensor) for named in copies)
-    stagings.staging.begin(checkpoint(copies, 5), before=lambda: None)
+    stagings.stage(copies, 5)
     assert store.asked.wait(240)
     disturb(state)
     next_copy = threading.Thread(target=partial(stagings.staging.copy, state.live_tensors()))
@@ -122,7 +122,7 @@ def test_checkpoints_from_the_same_memory_are_each_the_state_of_their_step() -> 
     for step in (5, 10, 15):
         disturb(state)
         promised.append(state_sha256(to_record(named.name, named.tensor) for named in state.named_tensors()))
-        stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), step), before=lambda: None)
+        stagings.stage(stagings.staging.copy(state.live_tensors()), step)
     stagings.staging.wait()
     assert [stagings.loaded(number).manifest.state_sha256 for number in range(3)] == promised
 
@@ -130,7 +130,7 @@ def test_checkpoints_from_the_same_memory_are_each_the_state_of_their_step() -> 
 def test_a_checkpoint_is_read_into_the_tensors_of_the_state_itself() -> None:
     state, stagings = fresh_state(), Stagings(MemoryStore())
     disturb(state)
-    stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), 0), before=lambda: None)
+    stagings.stage(stagings.staging.copy(state.live_tensors()), 0)
     stagings.staging.wait()
     other = fresh_state()
     places = [named.tensor.data_ptr() for named in other.live_tensors() if named.group != "trainer"]
@@ -148,7 +148,7 @@ PEAK = textwrap.dedent("""
     from cairn.storage.stores.local_store import LocalStore
     from cairn.storage.checkpoints.checkpoint import open_checkpoint, read_tensors
     from cairn.tasks.trainer.tensor_exchange import wanted_bytes
-    from tests.tasks.stagings import Stagings, checkpoint
+    from tests.tasks.stagings import Stagings
 
     def resident(field):  # getrusage's maximum would begin with that of the process that started this one
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -160,8 +160,8 @@ PEAK = textwrap.dedent("""
     state = sum(named.tensor.nbytes for named in tensors)
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    for step in (1, 2, 3):
-        stagings.staging.begin(checkpoint(stagings.staging.copy(tensors), step), before=lambda: None)
+    for step in (1, 2):
+        stagings.stage(stagings.staging.copy(tensors), step)
     stagings.staging.wait()
     print((resident("VmHWM") - before) / state)
     opened = open_checkpoint(store, stagings.staged[-1])

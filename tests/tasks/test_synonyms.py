@@ -6,6 +6,17 @@ from cairn.tasks.configuration.key_reference import keys_by_name, suggest_key, u
 from cairn.tasks.configuration.synonyms import ALIKE, find_alike, likeness, meanings
 
 MEANT = {
+    "training.stepz": "training.steps",
+    "model.n_heads": "model.n_head",
+    "model.lr": "training.lr",
+    "lr": "training.lr",
+    "trainning.lr": "training.lr",
+    "training.learning_rate": "training.lr",
+    "training.batch_size": "training.global_batch",
+    "training.dropout": "model.dropout",
+    "checkpoint.every": "checkpoint.every_steps",
+    "budgets.oom.retry": "budgets.oom.retries",
+    "evaluation.evaluators.nam": "evaluation.evaluators.name",
     "training.learnig_rate": "training.lr",
     "training.learning-rate": "training.lr",
     "learningRate": "training.lr",

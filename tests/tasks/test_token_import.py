@@ -16,7 +16,7 @@ from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
 from cairn.tasks.data.token_files import TokenFileFormat
 from cairn.tasks.data.token_import import TokenFiles, export_tokens, import_tokens, numbered_vocabulary
-from tests.tasks.token_file_bytes import megatron_index, npy
+from tests.tasks.token_file_bytes import llm_c, megatron_index, npy
 
 BYTES = Tokenizer.bytes()
 END = BYTES.end_of_text_id
@@ -29,19 +29,26 @@ def stream(texts: list[str]) -> bytes:
     return np.asarray(ids, dtype="<u2").tobytes()
 
 
+def headed(tokens: bytes) -> bytes:
+    """These tokens as a file of llm.c's."""
+    return llm_c(np.frombuffer(tokens, "<u2"))
+
+
 def write(folder: Path, name: str, content: bytes) -> Path:
     (folder / name).write_bytes(content)
     return folder / name
 
 
+def two_files(folder: Path, train: bytes, val: bytes | None = None) -> TokenFiles:
+    """A file for each split, with the usual text to hold out."""
+    held_out = stream(VAL) if val is None else val
+    return {"train": (write(folder, "train.bin", train),), "val": (write(folder, "val.bin", held_out),)}
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> TokenFiles:
     """nanoGPT's two files."""
-    return {"train": (write(tmp_path, "train.bin", stream(TRAIN)),), "val": (write(tmp_path, "val.bin", stream(VAL)),)}
-
-
-def header(content: bytes) -> bytes:
-    return struct.pack("<256i", 20240520, 1, len(content) // 2, *[0] * 253)
+    return two_files(tmp_path, stream(TRAIN))
 
 
 def opened(store: LocalStore, files: TokenFiles, tmp_path: Path, tokenizer: Tokenizer = BYTES) -> SnapshotFiles:
@@ -61,23 +68,20 @@ def test_nanogpts_files_come_back_byte_for_byte(store: LocalStore, files: TokenF
 def test_llm_cs_files_come_back_byte_for_byte(store: LocalStore, tmp_path: Path) -> None:
     end = struct.pack("<H", END)
     train, val = end + stream(TRAIN)[:-2], end + stream(VAL)[:-2]  # llm.c marks where a document begins
-    given: TokenFiles = {
-        "train": (write(tmp_path, "train_000000.bin", header(train) + train),),
-        "val": (write(tmp_path, "val_000000.bin", header(val) + val),),
-    }
+    given = two_files(tmp_path, headed(train), headed(val))
     written = export_tokens(opened(store, given, tmp_path), tmp_path / "out", TokenFileFormat.LLM_C)
     assert [file.path.name for file in written] == ["train_000000.bin", "val_000000.bin"]
-    assert [file.path.read_bytes() for file in written] == [header(train) + train, header(val) + val]
+    assert [file.path.read_bytes() for file in written] == [headed(train), headed(val)]
 
 
 def test_one_trainers_files_become_the_others(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
     written = export_tokens(opened(store, files, tmp_path), tmp_path / "out", TokenFileFormat.LLM_C)
-    assert written[0].path.read_bytes() == header(stream(TRAIN)) + stream(TRAIN)
+    assert written[0].path.read_bytes() == headed(stream(TRAIN))
 
 
 def test_several_files_are_one_stream_in_the_order_given(store: LocalStore, tmp_path: Path) -> None:
-    parts = tuple(write(tmp_path, f"train_{number}.bin", stream([text])) for number, text in enumerate(TRAIN))
-    given: TokenFiles = {"train": parts, "val": (write(tmp_path, "val.bin", stream(VAL)),)}
+    parts = tuple(write(tmp_path, f"part_{number}.bin", stream([text])) for number, text in enumerate(TRAIN))
+    given = {**two_files(tmp_path, b""), "train": parts}
     written = export_tokens(opened(store, given, tmp_path), tmp_path / "out", TokenFileFormat.NANOGPT)
     assert written[0].path.read_bytes() == stream(TRAIN)
 
@@ -114,31 +118,21 @@ def test_without_an_end_of_text_a_file_is_cut_into_documents_that_fit_into_memor
     monkeypatch.setattr("cairn.tasks.data.token_import.DOCUMENT_TOKENS", 10)
     monkeypatch.setattr("cairn.tasks.data.token_import._PEEK_TOKENS", 16)
     content = np.arange(64, 64 + 47, dtype="<u2").tobytes()
-    given: TokenFiles = {
-        "train": (write(tmp_path, "train.bin", content),),
-        "val": (write(tmp_path, "val.bin", stream(VAL)),),
-    }
-    snapshot = opened(store, given, tmp_path)
+    snapshot = opened(store, two_files(tmp_path, content), tmp_path)
     sizes = [row.tokens for row in train_documents(snapshot)]
     assert sizes == [10, 10, 10, 10, 7]
     assert export_tokens(snapshot, tmp_path / "out", TokenFileFormat.NANOGPT)[0].path.read_bytes() == content
 
 
 def test_an_id_outside_the_vocabulary_is_refused_by_file_and_place(store: LocalStore, tmp_path: Path) -> None:
-    given: TokenFiles = {
-        "train": (write(tmp_path, "train.bin", struct.pack("<3H", 1, 2, 257)),),
-        "val": (write(tmp_path, "val.bin", stream(VAL)),),
-    }
+    given = two_files(tmp_path, struct.pack("<3H", 1, 2, 257))
     with pytest.raises(InvalidCorpus, match=r"train\.bin: tokens 0 to 2: token id 257: must lie in 0 to 256.*--dtype"):
         import_tokens(store, given, BYTES)
     assert store.keys("data") == []
 
 
 def test_a_document_of_val_that_is_in_train_too_is_refused(store: LocalStore, tmp_path: Path) -> None:
-    given: TokenFiles = {
-        "train": (write(tmp_path, "train.bin", stream([*TRAIN, *VAL])),),
-        "val": (write(tmp_path, "val.bin", stream(VAL)),),
-    }
+    given = two_files(tmp_path, stream([*TRAIN, *VAL]))
     with pytest.raises(InvalidCorpus, match=r"1 documents of val are in train too, the first at train\.bin, byte"):
         import_tokens(store, given, BYTES)
     assert import_tokens(store, given, BYTES, allow_shared=True).manifest.splits.train.documents == 4
@@ -183,9 +177,7 @@ WIDE_IDS = {"train": [*range(65_500, 65_600), 69_999, 7, 69_999], "val": [*range
 def test_a_snapshot_of_wider_ids_is_exported_in_32_bits(
     store: LocalStore, tmp_path: Path, form: TokenFileFormat
 ) -> None:
-    given: TokenFiles = {
-        split: (write(tmp_path, f"{split}.npy", npy(np.array(ids, "<i8"))),) for split, ids in WIDE_IDS.items()
-    }
+    given = two_files(tmp_path, *(npy(np.array(ids, "<i8")) for ids in WIDE_IDS.values()))
     wide = numbered_vocabulary(70_000, 69_999)
     written = export_tokens(opened(store, given, tmp_path, wide), tmp_path / "out", form)
     assert [(file.dtype.name, file.map().tolist()) for file in written] == [
@@ -202,9 +194,8 @@ def test_every_kind_of_file_gives_the_same_documents(
     store: LocalStore, files: TokenFiles, tmp_path: Path, content: Callable[[list[int]], bytes], dtype: str
 ) -> None:
     wanted = import_tokens(store, files, BYTES).manifest
-    for split, texts in (("train", TRAIN), ("val", VAL)):
-        write(tmp_path, f"{split}.bin", content(np.frombuffer(stream(texts), "<u2").tolist()))
-    found = import_tokens(store, files, BYTES, dtype=dtype).manifest
+    given = two_files(tmp_path, *(content(np.frombuffer(stream(texts), "<u2").tolist()) for texts in (TRAIN, VAL)))
+    found = import_tokens(store, given, BYTES, dtype=dtype).manifest
     shards = [[item for item in each.objects if item.tokens] for each in (wanted, found)]
     assert (found.splits, shards[1]) == (wanted.splits, shards[0])
 
@@ -267,7 +258,7 @@ def test_a_later_file_that_is_refused_is_refused_before_anything_is_read(
 
 TODAY = {  # of what was read before other kinds were: the manifest without its files, documents and tokens
     "nanoGPT's": (stream(TRAIN), stream(VAL), 0, "8aced0f725b2b230"),
-    "llm.c's": (header(stream(TRAIN)) + stream(TRAIN), header(stream(VAL)) + stream(VAL), 0, "b8c7a7f98c34b279"),
+    "llm.c's": (headed(stream(TRAIN)), headed(stream(VAL)), 0, "b8c7a7f98c34b279"),
     "numbers": (np.arange(5000, dtype="<u2"), np.arange(9000, 9100, dtype="<u2"), 50257, "480f78b25822f341"),
 }
 
@@ -275,10 +266,7 @@ TODAY = {  # of what was read before other kinds were: the manifest without its 
 @pytest.mark.parametrize("kind", TODAY)
 def test_what_was_read_already_is_read_as_it_was(store: LocalStore, tmp_path: Path, kind: str) -> None:
     train, val, vocab_size, digest = TODAY[kind]
-    given: TokenFiles = {
-        "train": (write(tmp_path, "train.bin", bytes(train)),),
-        "val": (write(tmp_path, "val.bin", bytes(val)),),
-    }
+    given = two_files(tmp_path, bytes(train), bytes(val))
     tokenizer = numbered_vocabulary(vocab_size, vocab_size - 1) if vocab_size else BYTES
     snapshot = opened(store, given, tmp_path, tokenizer)
     spans = [TokenSpan(split=split, start=0, stop=10**9) for split in SPLITS]

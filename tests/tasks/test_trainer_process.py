@@ -10,7 +10,6 @@ from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.storage.errors import StoreUnavailable
-from cairn.storage.logs.log_entry import utc_now
 from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.attempt.watchdog import HangDetector
 from cairn.tasks.configuration.settings import DivergenceConfig, WatchdogConfig
@@ -19,21 +18,9 @@ from cairn.tasks.policy.failures import ErrorKind, ExceptionReport
 from cairn.tasks.trainer import trainer_process
 from cairn.tasks.trainer.trainer_process import TrainerChild, TrainerProcess
 from cairn.tasks.trainer.trainer_protocol import StepDone, TrainerSpec, encode_message
+from tests.entries import NOON, step_record
 
-STEP = StepRecord(
-    step=1,
-    attempt=1,
-    train_loss=2.0,
-    lr=0.1,
-    grad_norm=1.0,
-    tokens_per_second=1.0,
-    mfu=0.1,
-    memory_bytes=1,
-    seconds=1.0,
-    probe_loss=None,
-    sample=None,
-    at=utc_now(),
-)
+STEP = step_record(1, 1, at=NOON)
 LIVES_ON = "import sys, time; sys.stdin.readline(); print({line!r}, end='', flush=True); time.sleep(600)"
 CLOSES = "import os, time; os.close(1); time.sleep(600)"
 

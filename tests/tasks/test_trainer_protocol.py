@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.storage.logs.run_entries import StagedCheckpoint
-from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy.failures import ErrorKind, ExceptionReport
 from cairn.tasks.trainer.trainer_protocol import (
@@ -22,20 +21,9 @@ from cairn.tasks.trainer.trainer_protocol import (
     decode_message,
     encode_message,
 )
+from tests.entries import step_record
 
-RECORD = StepRecord(
-    step=1,
-    attempt=1,
-    train_loss=2.5,
-    lr=0.1,
-    grad_norm=1.0,
-    tokens_per_second=10.0,
-    mfu=0.5,
-    memory_bytes=7,
-    seconds=0.8,
-    probe_loss=None,
-    sample="\x1b[",
-)
+RECORD = step_record(1, 1, sample="\x1b[")
 MESSAGES: list[Command | Event] = [
     TrainUntil(step=5),
     Finish(),

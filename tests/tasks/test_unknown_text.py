@@ -13,10 +13,9 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.data.tokenizer_file import load_tokenizer
 from cairn.tasks.data import snapshot_writer
 from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.data.snapshot_lookup import SnapshotReference
 from tests.memory_store import MemoryStore
-from tests.tasks.corpus_files import shaped
+from tests.tasks.corpus_files import build_with
 from tests.tasks.tokenizer_kinds import (
     KINDS,
     PARAGRAPHS,
@@ -84,15 +83,6 @@ def test_bytes_that_are_missing_are_counted_where_the_text_has_them() -> None:
     assert unknown_in(library, "stone", "stone \N{SNOWMAN}", "\N{LATIN SMALL LETTER E WITH ACUTE}") == [0, 3, 0]
 
 
-def built(
-    folder: Path, made: dict[str, Any], texts: list[str], store: MemoryStore, share: float = 0.01
-) -> SnapshotReference:
-    (folder / "a.jsonl").write_bytes(shaped(texts, "jsonl"))
-    (folder / "t.json").write_text(json.dumps(made), encoding="utf-8")
-    data = DataConfig(sources=("a.jsonl",), tokenizer="t.json", max_rejected_fraction=share)
-    return build_snapshot(store, data, folder)
-
-
 @pytest.mark.parametrize("make", [unigram, wordlevel, merged_characters])
 def test_text_of_which_most_is_unknown_is_refused_with_its_place(
     make: Callable[[], dict[str, Any]], tmp_path: Path
@@ -100,7 +90,7 @@ def test_text_of_which_most_is_unknown_is_refused_with_its_place(
     texts = [*PARAGRAPHS, *(f"\N{MOUNTAIN}\N{SNOWMAN} {number}" * 9 for number in range(60))]
     rule = r"data.max_rejected_fraction = 0.01: .* know [34],\d+ of .* bytes .*, first in a\.jsonl, offset 55\d\d; rule"
     with pytest.raises(InvalidCorpus, match=rule):
-        built(tmp_path, make(), texts, MemoryStore())
+        build_with(make(), tmp_path, MemoryStore(), texts)
 
 
 def test_much_unknown_text_is_refused_as_soon_as_it_is_too_much(
@@ -111,27 +101,27 @@ def test_much_unknown_text_is_refused_as_soon_as_it_is_too_much(
     for name, value in (("BATCH_BYTES", 100), ("PART_BYTES", 1000), ("WORKERS", 1)):
         monkeypatch.setattr(snapshot_writer, name, value)
     with pytest.raises(InvalidCorpus, match=r"bytes of text so far, first in a.jsonl, offset 0; rule"):
-        built(tmp_path, wordlevel(), ["\N{MOUNTAIN}" * 40, *PARAGRAPHS], MemoryStore())
+        build_with(wordlevel(), tmp_path, MemoryStore(), ["\N{MOUNTAIN}" * 40, *PARAGRAPHS])
     assert len(encoded) < 20
 
 
 def test_a_little_unknown_text_is_counted_and_said_then_and_when_the_snapshot_is_found(tmp_path: Path) -> None:
     store, texts = MemoryStore(), [*PARAGRAPHS, "stone \N{MOUNTAIN}"]
-    made = built(tmp_path, wordlevel(), texts, store)
-    again = built(tmp_path, wordlevel(), texts, store)
+    made = build_with(wordlevel(), tmp_path, store, texts)
+    again = build_with(wordlevel(), tmp_path, store, texts)
     assert (made.reused, again.reused, made.unknown_bytes) == (False, True, 3)
     assert made.notes == again.notes and "tokenizer: 3 bytes of the text (0.07%) are unknown" in made.notes[0]
 
 
 def test_a_found_snapshot_is_held_to_the_share_of_today(tmp_path: Path) -> None:
     store, texts = MemoryStore(), [*PARAGRAPHS, "stone \N{MOUNTAIN}"]
-    built(tmp_path, wordlevel(), texts, store)
+    build_with(wordlevel(), tmp_path, store, texts)
     with pytest.raises(InvalidCorpus, match=r"does not know 3 of"):
-        built(tmp_path, wordlevel(), texts, store, share=0.0001)
+        build_with(wordlevel(), tmp_path, store, texts, max_rejected_fraction=0.0001)
 
 
 def test_what_is_known_wholly_is_not_mentioned(tmp_path: Path) -> None:
-    assert built(tmp_path, llama2(), list(PARAGRAPHS), MemoryStore()).notes == ()
+    assert snapshot_of(tmp_path, llama2()).notes == ()
 
 
 def test_parts_of_another_version_are_not_read(tmp_path: Path) -> None:
@@ -149,7 +139,7 @@ def dropping(dropout: float) -> dict[str, Any]:
 
 
 def snapshot_of(folder: Path, made: dict[str, Any]) -> SnapshotReference:
-    return built(folder, made, list(PARAGRAPHS), MemoryStore())
+    return build_with(made, folder, MemoryStore(), PARAGRAPHS)
 
 
 def test_dropout_in_a_tokenizer_is_off_and_said_in_one_line(tmp_path: Path) -> None:

@@ -7,40 +7,28 @@ from hypothesis import strategies as st
 
 from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, allowed_seconds, detecting_hangs
 from cairn.tasks.configuration.settings import WatchdogConfig
+from tests.tasks.slept_clock import Clock
 
 CONFIG = WatchdogConfig(factor=10.0, floor_seconds=60.0, startup_seconds=900.0)
 seconds = st.floats(min_value=0, max_value=1e6)
 gaps = st.lists(seconds, min_size=4, max_size=200)
 
 
-class FakeClock:
-    """Stands where it is put."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pass_seconds(self, length: float) -> None:
-        self.now += length
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def watch(clock: Clock) -> HangDetector:
+    return HangDetector(CONFIG, clock=clock.monotonic)
 
 
-@pytest.fixture
-def watch(clock: FakeClock) -> HangDetector:
-    return HangDetector(CONFIG, clock=clock)
-
-
-def speak(watch: HangDetector, clock: FakeClock, *lengths: float) -> None:
+def speak(watch: HangDetector, clock: Clock, *lengths: float) -> None:
     """Give a first sign, then one after each of the gaps."""
     watch.record_heartbeat()
     for length in lengths:
-        clock.pass_seconds(length)
+        clock.sleep(length)
         watch.record_heartbeat()
 
 
@@ -75,60 +63,60 @@ def test_no_remembered_gap_would_have_been_called_a_hang(history: list[float]) -
     assert allowed_seconds(history, CONFIG) >= max(*history[-64:], CONFIG.floor_seconds)
 
 
-def test_a_child_is_overdue_only_beyond_what_its_steps_allow(watch: HangDetector, clock: FakeClock) -> None:
+def test_a_child_is_overdue_only_beyond_what_its_steps_allow(watch: HangDetector, clock: Clock) -> None:
     speak(watch, clock, 7.0, 7.0, 8.0, 7.0)
-    clock.pass_seconds(80.0)
+    clock.sleep(80.0)
     assert not watch.heartbeat_gap().is_overdue
-    clock.pass_seconds(0.5)
+    clock.sleep(0.5)
     assert watch.heartbeat_gap().is_overdue
     assert watch.heartbeat_gap() == HeartbeatGap(seconds=80.5, allowed_seconds=80.0)
 
 
-def test_waiting_for_the_first_sign_is_no_gap(watch: HangDetector, clock: FakeClock) -> None:
-    clock.pass_seconds(800.0)
+def test_waiting_for_the_first_sign_is_no_gap(watch: HangDetector, clock: Clock) -> None:
+    clock.sleep(800.0)
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
     assert watch.heartbeat_gap().allowed_seconds == 60.0
 
 
-def test_a_child_that_never_speaks_is_overdue_after_the_start_up_time(watch: HangDetector, clock: FakeClock) -> None:
-    clock.pass_seconds(901.0)
+def test_a_child_that_never_speaks_is_overdue_after_the_start_up_time(watch: HangDetector, clock: Clock) -> None:
+    clock.sleep(901.0)
     assert watch.heartbeat_gap().is_overdue
 
 
-def test_every_sign_ends_the_silence(watch: HangDetector, clock: FakeClock) -> None:
+def test_every_sign_ends_the_silence(watch: HangDetector, clock: Clock) -> None:
     speak(watch, clock, 7.0, 7.0, 7.0, 7.0)
-    clock.pass_seconds(71.0)
+    clock.sleep(71.0)
     watch.record_heartbeat()
     assert watch.heartbeat_gap().seconds == 0.0
 
 
-def test_a_child_that_waits_for_a_command_is_never_overdue(watch: HangDetector, clock: FakeClock) -> None:
+def test_a_child_that_waits_for_a_command_is_never_overdue(watch: HangDetector, clock: Clock) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
     watch.pause()
-    clock.pass_seconds(1e5)
+    clock.sleep(1e5)
     assert not watch.heartbeat_gap().is_overdue
     watch.resume()
     assert watch.heartbeat_gap() == HeartbeatGap(seconds=0.0, allowed_seconds=60.0)
-    clock.pass_seconds(61.0)
+    clock.sleep(61.0)
     assert watch.heartbeat_gap().is_overdue
 
 
-def test_signs_during_a_rest_and_the_rest_itself_are_no_gaps(watch: HangDetector, clock: FakeClock) -> None:
+def test_signs_during_a_rest_and_the_rest_itself_are_no_gaps(watch: HangDetector, clock: Clock) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
     watch.pause()
-    clock.pass_seconds(5000.0)
+    clock.sleep(5000.0)
     watch.record_heartbeat()
-    clock.pass_seconds(5000.0)
+    clock.sleep(5000.0)
     watch.resume()
-    clock.pass_seconds(2.0)
+    clock.sleep(2.0)
     watch.record_heartbeat()
     assert watch.heartbeat_gap().allowed_seconds == 60.0
 
 
-def test_a_watch_that_slept_gives_the_child_a_fresh_allowance(watch: HangDetector, clock: FakeClock) -> None:
+def test_a_watch_that_slept_gives_the_child_a_fresh_allowance(watch: HangDetector, clock: Clock) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
     watch.record_poll(1.0)
-    clock.pass_seconds(8 * 3600.0)
+    clock.sleep(8 * 3600.0)
     watch.record_poll(1.0)
     assert not watch.heartbeat_gap().is_overdue
     assert watch.heartbeat_gap().seconds == 0.0
@@ -136,27 +124,27 @@ def test_a_watch_that_slept_gives_the_child_a_fresh_allowance(watch: HangDetecto
 
 @pytest.mark.parametrize(("late", "counted"), [(0.3, 0.0), (0.2, 13.0)])
 def test_a_poll_that_is_late_by_a_quarter_of_the_allowance_restarts_it(
-    watch: HangDetector, clock: FakeClock, late: float, counted: float
+    watch: HangDetector, clock: Clock, late: float, counted: float
 ) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
     watch.record_poll(1.0)
-    clock.pass_seconds(1.0 + late * 60.0)
+    clock.sleep(1.0 + late * 60.0)
     watch.record_poll(1.0)
     assert watch.heartbeat_gap().seconds == pytest.approx(counted)
 
 
-def test_a_watch_that_was_awake_lets_the_silence_count(watch: HangDetector, clock: FakeClock) -> None:
+def test_a_watch_that_was_awake_lets_the_silence_count(watch: HangDetector, clock: Clock) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
     for _ in range(61):
         watch.record_poll(1.0)
-        clock.pass_seconds(1.0)
+        clock.sleep(1.0)
     assert watch.heartbeat_gap().is_overdue
 
 
-def test_a_sign_heard_before_the_late_tick_does_not_enter_the_history(watch: HangDetector, clock: FakeClock) -> None:
+def test_a_sign_heard_before_the_late_tick_does_not_enter_the_history(watch: HangDetector, clock: Clock) -> None:
     speak(watch, clock, 1.0, 1.0, 1.0, 1.0)
     watch.record_poll(1.0)
-    clock.pass_seconds(8 * 3600.0)
+    clock.sleep(8 * 3600.0)
     watch.record_heartbeat()
     watch.record_poll(1.0)
     assert watch.heartbeat_gap().allowed_seconds == 60.0
@@ -171,9 +159,9 @@ def collector(heard: list[HeartbeatGap], done: threading.Event) -> Callable[[Hea
 
 
 def test_the_thread_reports_a_silence_once() -> None:
-    clock, heard, done = FakeClock(), list[HeartbeatGap](), threading.Event()
-    watch = HangDetector(CONFIG, clock=clock)
-    clock.pass_seconds(901.0)
+    clock, heard, done = Clock(), list[HeartbeatGap](), threading.Event()
+    watch = HangDetector(CONFIG, clock=clock.monotonic)
+    clock.sleep(901.0)
     with detecting_hangs(watch, collector(heard, done), poll_seconds=0.001):
         assert done.wait(240)
     assert heard == [HeartbeatGap(seconds=901.0, allowed_seconds=900.0)]

@@ -1,9 +1,6 @@
 """Sources mixed by weight: what lies where in the snapshot, what a step draws, and what is refused."""
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +18,8 @@ from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
 from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, check_block_size, weighted_components
 from tests.memory_store import MemoryStore
-from tests.tasks import killed_build
 from tests.tasks.corpus_files import build_in_shards, shaped
 
-ROOT = Path(killed_build.__file__).parents[2]
 BLOCK = 16
 SOURCES = ("web/*.txt", "books.ndjson", "code/*.jsonl")
 """Neither as they are listed, nor by the names of their files, do they come in the order of their names."""
@@ -160,17 +155,6 @@ def test_without_weights_a_step_draws_from_all_windows(corpus: Path) -> None:
     plain = DATA.model_copy(update={"weights": ()})
     snapshot = opened(plain, corpus)
     assert weighted_components(snapshot.manifest, plain, BLOCK) == ()
-
-
-@pytest.mark.parametrize("part", [1, 3, 10**6])
-def test_a_killed_build_goes_on_from_its_parts_to_the_same_groups(corpus: Path, part: int) -> None:
-    data = DATA.model_copy(update={"tokenizer": "bpe:300"})
-    whole = build_in_shards(4096, MemoryStore(), data, corpus)
-    command = [sys.executable, killed_build.__file__, str(corpus), str(part), data.model_dump_json()]
-    assert subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False).returncode == -signal.SIGKILL
-    assert list((corpus / "cache").glob("snapshots-in-work/*/*/part-*.arrow"))
-    again = build_in_shards(4096, MemoryStore(), data, corpus, cache_dir=corpus / "cache")
-    assert (again.snapshot_id, again.manifest) == (whole.snapshot_id, whole.manifest)
 
 
 def test_builtin_text_and_urls_are_entries_like_any_other(corpus: Path) -> None:

@@ -8,20 +8,26 @@ import pytest
 
 from cairn.model.data.token_windows import TokenWindows
 from cairn.tasks.trainer.trainer_protocol import Ready
-from tests.tasks.trainer_in_process import TrainingWorld
+from tests.tasks.trainer_in_process import Trained, TrainingWorld
 
 WEIGHTS = (5.0, 1.0, 2.0)
 STAGES = ({"step": 2, "weights": (0, 1, 3)}, {"step": 5, "weights": (1, 1, 0)})
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> TrainingWorld:
-    return TrainingWorld(tmp_path, weights=WEIGHTS)
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> TrainingWorld:
+    return TrainingWorld(tmp_path_factory.mktemp("weighted"), weights=WEIGHTS)
 
 
-@pytest.fixture
-def staged(tmp_path: Path) -> TrainingWorld:
-    return TrainingWorld(tmp_path, weights=WEIGHTS, stages=STAGES)
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> TrainingWorld:
+    return TrainingWorld(tmp_path_factory.mktemp("staged"), weights=WEIGHTS, stages=STAGES)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(staged: TrainingWorld) -> Trained:
+    """The run of several stages that nobody touched."""
+    return staged.train(staged.spec(90), 8)
 
 
 @pytest.fixture
@@ -51,11 +57,10 @@ def test_batches_follow_the_weights_of_their_stage(staged: TrainingWorld, drawn:
 
 @pytest.mark.parametrize("killed_after", range(1, 7))
 def test_killed_before_at_or_after_a_stage_it_has_the_bits_of_the_run_nobody_touched(
-    staged: TrainingWorld, killed_after: int
+    staged: TrainingWorld, undisturbed: Trained, killed_after: int
 ) -> None:
-    undisturbed = staged.train(staged.spec(1), 8)
-    killed = staged.train(staged.spec(2), killed_after).staged
-    again = staged.train(staged.spec(3, resume=killed), 8)
+    killed = staged.train(staged.spec(10 + killed_after), killed_after).staged
+    again = staged.train(staged.spec(20 + killed_after, resume=killed), 8)
     assert again.staged.state_sha256 == undisturbed.staged.state_sha256
 
 
@@ -63,9 +68,10 @@ def test_killed_before_at_or_after_a_stage_it_has_the_bits_of_the_run_nobody_tou
 def test_killed_and_resumed_it_has_the_bits_of_the_run_nobody_touched(
     world: TrainingWorld, quarantined: tuple[int, ...]
 ) -> None:
-    undisturbed = world.train(world.spec(1, quarantined=quarantined), 8)
-    killed = world.train(world.spec(2, quarantined=quarantined), 3).staged
-    again = world.train(world.spec(3, resume=killed, quarantined=quarantined), 8)
+    number = 10 * (1 + len(quarantined))
+    undisturbed = world.train(world.spec(number, quarantined=quarantined), 8)
+    killed = world.train(world.spec(number + 1, quarantined=quarantined), 3).staged
+    again = world.train(world.spec(number + 2, resume=killed, quarantined=quarantined), 8)
     ready = again.parent.last(Ready)
     assert (ready.step, ready.state_sha256) == (3, killed.state_sha256)
     assert again.staged.state_sha256 == undisturbed.staged.state_sha256
@@ -73,7 +79,6 @@ def test_killed_and_resumed_it_has_the_bits_of_the_run_nobody_touched(
 
 
 def test_other_weights_are_another_run(world: TrainingWorld, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    other = TrainingWorld(tmp_path / "other", weights=(1.0, 1.0, 1.0))
+    other = TrainingWorld(tmp_path, weights=(1.0, 1.0, 1.0))
     assert other.snapshot_id == world.snapshot_id
-    assert other.train(other.spec(), 2).staged.state_sha256 != world.train(world.spec(), 2).staged.state_sha256
+    assert other.train(other.spec(), 2).staged.state_sha256 != world.train(world.spec(2), 2).staged.state_sha256

@@ -82,20 +82,17 @@ def evaluate(made: CommittedModel, tmp_path: Path) -> Evaluate:
 def plan_of(
     made: CommittedModel, folder: Path, *, training: Any = None, budgets: Any = None, **evaluation: Any
 ) -> EvaluationPlan:
-    document, opened = made.config.document(), made.log.refresh().opened
-    assert opened is not None
+    document = made.config.document()
     document["evaluation"] |= SUITE | evaluation
     document["training"] |= training or {}
     document["budgets"] |= budgets or {}
     config = type(made.config).model_validate(document)
-    return plan_evaluation(config, opened.data_snapshot, folder)
+    return plan_evaluation(config, made.snapshot_id, folder)
 
 
 def held_out(made: CommittedModel, folder: Path, split: str = "val", **slices: int) -> tuple[float, int, float]:
     """Measure the network itself: the loss, the number of windows, and the bytes of a token of this split."""
-    opened = made.log.refresh().opened
-    assert opened is not None
-    snapshot = open_snapshot(made.log.store, opened.data_snapshot, folder / "judge")
+    snapshot = open_snapshot(made.log.store, made.snapshot_id, folder / "judge")
     windows = TokenWindows(getattr(snapshot, split), made.config.model.block_size, snapshot.manifest.vocab_size)
     loss, count = held_out_loss(made.state.model, windows, **slices)
     sizes = snapshot.manifest.split(split)  # type: ignore[arg-type]
@@ -192,17 +189,14 @@ def test_the_evaluator_masks_documents_where_the_run_does(evaluate: Evaluate) ->
 
 def test_an_evaluator_is_sent_what_plan_and_log_say(made: CommittedModel, evaluate: Evaluate, tmp_path: Path) -> None:
     recorded, evaluator = evaluate(timeout_seconds=77.5)
-    (spec,), opened = evaluator.specs, made.log.refresh().opened
-    assert opened is not None and evaluator.timeouts == [77.5]
-    assert (spec.plan.snapshot_id, spec.plan.model, spec.checkpoint) == (
-        opened.data_snapshot,
-        made.config.model,
-        made.reference,
-    )
+    (spec,) = evaluator.specs
+    assert evaluator.timeouts == [77.5]
+    wanted = (made.snapshot_id, made.config.model, made.reference)
+    assert (spec.plan.snapshot_id, spec.plan.model, spec.checkpoint) == wanted
     assert (spec.plan.device, spec.plan.threads, spec.plan.cache_dir) == ("cpu", 1, tmp_path / "snapshots")
     assert (recorded.suite, recorded.suite_sha256) == ("own-words", spec.plan.suite.sha256)
     assert (recorded.step, recorded.manifest_sha256) == (7, made.reference.manifest_sha256)
-    assert recorded.data_snapshot == opened.data_snapshot
+    assert recorded.data_snapshot == made.snapshot_id
 
 
 @pytest.mark.parametrize("retries", [0, 2])

@@ -39,19 +39,18 @@ def test_an_attempt_sets_room_aside_for_entries(flow: FlowWorld) -> None:
     assert len(list((flow.folder / "store" / "reserve").iterdir())) == local_disk.FILES
 
 
-@pytest.mark.parametrize(("checkpoints", "asked"), [(1.9, ["before it goes on"]), (2.0, [])])
 def test_a_sweep_comes_before_the_next_checkpoint_where_there_is_no_room_for_two(
-    flow: FlowWorld, monkeypatch: pytest.MonkeyPatch, sweep: NotedSweep, checkpoints: float, asked: list[str]
+    flow: FlowWorld, monkeypatch: pytest.MonkeyPatch, sweep: NotedSweep
 ) -> None:
     flow.train()
     newest = flow.log.state.newest_committed
     assert newest is not None
-    free = int(checkpoints * newest.committed.bytes)
-    monkeypatch.setattr(attempt_trainer, "free_bytes", lambda store: free)
-    with flow.opened() as run:
-        run.sweep = sweep  # type: ignore[assignment]
-        attempt_trainer.make_room(run)
-    assert sweep.asked == asked
+    for free, asked in ((2 * newest.committed.bytes, []), (2 * newest.committed.bytes - 1, ["before it goes on"])):
+        monkeypatch.setattr(attempt_trainer, "free_bytes", lambda store, free=free: free)
+        with flow.opened() as run:
+            run.sweep = sweep  # type: ignore[assignment]
+            attempt_trainer.make_room(run)
+        assert sweep.asked == asked
 
 
 def test_room_is_looked_for_before_each_segment(flow: FlowWorld, monkeypatch: pytest.MonkeyPatch) -> None:

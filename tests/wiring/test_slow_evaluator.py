@@ -1,6 +1,8 @@
 """Evaluations that take longer than training: what they leave is swept one by one, and a person sees how many wait."""
 
+import io
 import threading
+from contextlib import redirect_stderr
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -12,7 +14,7 @@ from cairn.flows.run.run_decisions import AttemptEvaluations
 from cairn.reports.queries.run_status import read_status
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.evaluator.evaluator_process import Outcome
-from tests.wiring.flow_in_process import RUN, Evaluators, FlowWorld
+from tests.wiring.flow_in_process import RUN, Evaluators, FlowWorld, answer_for_evaluators
 
 KEEP_ONE = ("checkpoint.every_steps=5", "checkpoint.keep_last=1", "checkpoint.keep_best=0")
 
@@ -53,12 +55,16 @@ class SlowEvaluators(Evaluators):
         return super().run(spec, timeout_seconds, **rest)
 
 
-@pytest.fixture
-def evaluators(flow: FlowWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> SlowEvaluators:
-    slow = SlowEvaluators(flow, monkeypatch)
-    monkeypatch.setattr("cairn.tasks.evaluator.evaluation_run.evaluator_process.run_evaluator", slow.run)
-    flow.train(*KEEP_ONE)
-    slow.shown = capsys.readouterr().err
+@pytest.fixture(scope="module")
+def evaluators(tmp_path_factory: pytest.TempPathFactory) -> SlowEvaluators:
+    """Train one run beside slow evaluators; keep what its command said."""
+    world = FlowWorld(tmp_path_factory.mktemp("slow"))
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()) as shown:
+        answer_for_evaluators(patch, world)
+        slow = SlowEvaluators(world, patch)
+        patch.setattr("cairn.tasks.evaluator.evaluation_run.evaluator_process.run_evaluator", slow.run)
+        world.train(*KEEP_ONE)
+    slow.shown = shown.getvalue()
     return slow
 
 

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,20 +25,14 @@ from cairn.model.errors import BadBatch, LossExploded, NonFiniteLoss
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import StepInputs, find_bad_windows, find_spike, take_step
 from cairn.storage.checkpoints.checkpoint import load_checkpoint
-from cairn.storage.snapshots.data_snapshot import TOKENIZER, open_snapshot, publish_snapshot
-from cairn.storage.snapshots.snapshot_manifest import (
-    SNAPSHOT_VERSION,
-    SnapshotManifest,
-    SnapshotSource,
-    SnapshotSplits,
-    SplitSize,
-)
-from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter
+from cairn.storage.snapshots.data_snapshot import open_snapshot, publish_snapshot
 from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.trainer.trainer_channel import ParentChannel, exit_on_error
 from cairn.tasks.trainer.trainer_protocol import Ready
+from tests.flipped_bit import flip_file, flip_object
 from tests.storage.builders import run_with_commits
+from tests.storage.staged_snapshot import manifest_of, stage_snapshot
 from tests.tasks.trainer_in_process import TrainingWorld
 
 Scene = Callable[[Path], None]
@@ -80,33 +75,15 @@ def missing_name(folder: Path) -> None:
 
 def snapshot(folder: Path, *, shards_for: str = "{}") -> tuple[LocalStore, str]:
     """Publish a small snapshot whose shards name the tokenizer `shards_for`."""
-    store, staged = LocalStore(folder / "store"), folder / "staged"
-    staged.mkdir(parents=True)
-    (staged / TOKENIZER).write_bytes(b"{}")
-    schema = ShardSchema(tokenizer_sha256=sha256(shards_for.encode()), vocab_size=VOCAB)
-    for split, count in (("train", 50), ("val", 10)):
-        with ShardWriter(staged, split, schema) as writer:
-            writer.append(np.arange(count))
-    size = SplitSize(documents=1, tokens=50, bytes=50)
-    manifest = SnapshotManifest(
-        version=SNAPSHOT_VERSION,
-        tokenizer_sha256=sha256(b"{}"),
-        vocab_size=VOCAB,
-        end_of_text_id=0,
-        val_fraction=0.1,
-        splits=SnapshotSplits(train=size, val=SplitSize(documents=1, tokens=10, bytes=10)),
-        sources=(SnapshotSource(name="a", bytes=60, sha256="ab" * 32, unit="whole file", documents=2),),
-    )
+    folder.mkdir(parents=True)
+    store, manifest = LocalStore(folder / "store"), manifest_of(train=50, val=10)
+    staged = stage_snapshot(folder / "staged", replace(manifest, tokenizer_sha256=sha256(shards_for.encode())))
     return store, publish_snapshot(store, staged, manifest)[0]
 
 
 def flipped_byte(folder: Path) -> None:
     store, snapshot_id = snapshot(folder)
-    path = store.local_path(f"data/{snapshot_id}/train-00000.arrow")
-    assert path is not None
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip_object(store, f"data/{snapshot_id}/train-00000.arrow")
     open_snapshot(store, snapshot_id, folder / "cache")
 
 
@@ -201,12 +178,6 @@ def spoiled_checkpoint(spoil: Callable[[Path], object], name: str, folder: Path)
     load_checkpoint(store, committed.reference)
 
 
-def flip_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
 def not_durable(folder: Path) -> None:
     store = LocalStore(folder / "store")
     store.write("runs/there", b"")
@@ -282,7 +253,7 @@ SCENES: dict[str, Scene] = {
     "broken-weights": broken_weights,
     "exploded-loss": exploded_loss,
     "no-permission": no_permission,
-    "damaged-checkpoint": partial(spoiled_checkpoint, flip_bit, "trainer.json"),
+    "damaged-checkpoint": partial(spoiled_checkpoint, flip_file, "trainer.json"),
     "missing-checkpoint": partial(spoiled_checkpoint, Path.unlink, "manifest.json"),
     "not-durable": not_durable,
     "missing-data": missing_data,
