@@ -17,7 +17,6 @@ from cairn.storage.logs import log_entry, run_entries, run_members, step_log
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.tasks.attempt import attempt_entries, injected_faults, watchdog
 from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
-from cairn.tasks.attempt.rank_changes import record_members
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
@@ -219,7 +218,9 @@ class AttemptTrainer:
     def _record_change(self, change: run_members.MembersChanged) -> None:
         run = self._run
         run.say(f"  {change.detail}")
-        record = partial(record_members, run.log, change, run.config.budgets, run.writer(change.attempt))
+        record = partial(
+            attempt_entries.record_members, run.log, change, run.config.budgets, run.writer(change.attempt)
+        )
         if not run.retry.call(record) and self._process is not None:
             run.say("  budget lost is spent: the attempt ends")
             self._process.kill()

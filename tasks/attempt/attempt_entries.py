@@ -1,4 +1,4 @@
-"""An attempt's entries in the run's log, claim and receipt, and its heartbeat.
+"""An attempt's entries in the run's log: claim, ranks that were lost or joined, receipt; and its heartbeat.
 
 A claim checks that no live process owns the run, ends a lost attempt and starts the next one. An owner is dead once its
 heartbeat has stayed the same for the lease, or for little more than one heartbeat if its process is known to be gone,
@@ -22,6 +22,7 @@ from cairn.storage.checkpoints.resume_point import begin_again, newest_verified,
 from cairn.storage.errors import Fenced, IntegrityError, NothingReadable, ObjectMissing, StorageError
 from cairn.storage.logs import log_entry, run_log, run_state, step_log
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted, DataQuarantined
+from cairn.storage.logs.run_members import MembersChanged
 from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.injected_faults import injected_faults
@@ -315,3 +316,25 @@ def write_receipt(
 def evidence_document(evidence: failures.Evidence) -> dict[str, Any]:
     """Return the evidence as JSON for the receipt; the last lines of stderr are a separate field there."""
     return decode(encode(replace(evidence, stderr_tail=())), dict, where="evidence")
+
+
+def record_members(
+    log: run_log.RunLog, change: MembersChanged, limits: BudgetsConfig, writer: log_entry.Writer
+) -> bool:
+    """Append the change, a loss charged as an attempt's end would be; return False if the budget does not allow it.
+
+    Then nothing is appended: the attempt has to end, and its receipt is charged.
+    """
+    failure = failures.Failure(reason=TerminationReason.LOST, detail=change.detail, fingerprint="rank")
+
+    def decide(state: run_state.RunState) -> MembersChanged | None:
+        owner = state.open_attempt
+        if owner is None or owner.started.attempt != change.attempt or change in state.member_changes:
+            return None
+        if not change.charged:
+            return change
+        impact = budgets.FailureImpact(last_step=change.step, sizes=attempt_sizes.sizes_of(owner.started))
+        decision = budgets.decide(limits, state, failure, impact)
+        return change if decision.action == DecisionAction.RESUME else None
+
+    return change in log.append(decide, writer=writer).member_changes
