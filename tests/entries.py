@@ -4,16 +4,19 @@ No two fields are equal, none is zero, empty or its default, so that no column c
 A test names what its claim is about; everything else is here.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.log_entry import Arithmetic, CheckpointReference, DevicePeak, Writer
-from cairn.storage.logs.registry import MODEL_KINDS, DatedDecision, ModelDecision, Refused, RegistryState
+from cairn.storage.logs.registry import MODEL_KINDS, DatedDecision, ModelDecision, Promoted, Refused, RegistryState
 from cairn.storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
+    CheckpointQuarantined,
+    CheckpointSuperseded,
+    DataQuarantined,
     Decision,
     EvaluationRecorded,
     Placement,
@@ -122,6 +125,18 @@ def step_record(step: int, attempt: int, **changes: Any) -> StepRecord:
     return StepRecord(step=step, attempt=attempt, **{**usual, **rest, **changes})
 
 
+def spoiled(*windows: int, detail: str = "token ids out of range", attempt: int = 1) -> DataQuarantined:
+    return DataQuarantined(attempt=attempt, reason="bad-data", windows=windows, detail=detail)
+
+
+def superseded(reference: CheckpointReference, why: str = "keep_last") -> CheckpointSuperseded:
+    return CheckpointSuperseded(**asdict(reference), why=why)
+
+
+def damaged(reference: CheckpointReference, detail: str) -> CheckpointQuarantined:
+    return CheckpointQuarantined(**asdict(reference), detail=detail)
+
+
 def finished(reference: CheckpointReference) -> RunFinished:
     return RunFinished(
         attempt=reference.attempt,
@@ -151,6 +166,36 @@ def noted(**changes: Any) -> RunNoted:
     """A note with tags."""
     defaults: dict[str, Any] = {"text": "the rate was too high", "tags": ("baseline", "old"), "untagged": ("new",)}
     return RunNoted(by="me@here", **{**defaults, **changes})
+
+
+def promoted(**changes: Any) -> Promoted:
+    defaults: dict[str, Any] = {
+        "alias": "champion",
+        "run_id": "bard",
+        "step": 5,
+        "prefix": "p",
+        "manifest_sha256": "m",
+        "suite_sha256": "s",
+        "data_snapshot": "d",
+        "metrics": {"val_loss": 1.0},
+        "by": "me",
+        "why": "better",
+        "previous": None,
+    }
+    return Promoted(**{**defaults, **changes})
+
+
+def refused(**changes: Any) -> Refused:
+    defaults: dict[str, Any] = {
+        "alias": "champion",
+        "run_id": "bard",
+        "step": 30,
+        "manifest_sha256": "m",
+        "gate": "better",
+        "detail": "it is worse",
+        "by": "me",
+    }
+    return Refused(**{**defaults, **changes})
 
 
 def registry_of(*decisions: tuple[datetime, ModelDecision]) -> RegistryState:

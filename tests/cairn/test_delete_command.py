@@ -8,16 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.machine.placement import this_placement
 from tests.commands import ROOT, Cairn, Ended
 from tests.fabricated_run import FabricatedRun, fabricate
+from tests.settled_run import hold
 
 CHECKPOINTS = "runs/old/checkpoints"
 KILLED = """
@@ -44,8 +42,7 @@ def old(store: LocalStore) -> FabricatedRun:
     run = fabricate(store, "old")
     run.start()
     run.commit(20)
-    run.finish(run.commit(40))
-    run.end("completed", action="finish")
+    run.complete()
     return run
 
 
@@ -121,10 +118,7 @@ def test_what_an_alias_needs_is_refused_by_name(bard: FabricatedRun, cairn: Cair
 
 def test_a_live_owner_keeps_the_run_before_anything_is_asked(cairn: Cairn, store: LocalStore) -> None:
     run = fabricate(store, "alive")
-    run.start(placement=this_placement(device="cpu", threads=1))
-    now = datetime.now(UTC)
-    beat = Heartbeat(attempt=1, beat=1, step=1, train_loss=1.0, tokens=1, gpu_seconds=1.0, at=now)
-    write_heartbeat(store, run.log.prefix, beat)
+    hold(run)
     ended = cairn("delete", "alive")
     assert (ended.code, run.log.refresh().deleted) == (7, None)
     assert "run alive: attempt 1 on " in ended.err and "is at work; wait for it or stop it there" in ended.err

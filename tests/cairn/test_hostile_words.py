@@ -17,10 +17,10 @@ from cairn.reports.queries.receipts import read_receipts
 from cairn.reports.queries.run_lookup import FoundCheckpoint, read_beat
 from cairn.reports.queries.run_status import read_status
 from cairn.reports.text.display_tables import Table, budgets_table, markdown_table, markdown_text, receipts_table
-from cairn.storage.logs.registry import Promoted
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
 from cairn.tasks.text.format import sanitize, sanitize_json
 from cairn.tasks.text.output import print_document, print_facts, print_table, say
+from tests.entries import promoted
 from tests.fabricated_run import FabricatedRun
 
 TAGS = (
@@ -33,25 +33,6 @@ def stays_text(markdown: str) -> None:
     assert "<script" not in markdown and "<img" not in markdown
     assert not re.search(r"(?<!\\)\[a\]?", markdown), "a link"
     assert not re.search(r"(?<!\\)!\[", markdown), "a picture that is fetched"
-
-
-def promoted(**changed: Any) -> Promoted:
-    return Promoted(
-        **{
-            "alias": "champion",
-            "run_id": "bard",
-            "step": 5,
-            "prefix": "p",
-            "manifest_sha256": "m" * 64,
-            "suite_sha256": "s",
-            "data_snapshot": "d",
-            "metrics": {"val_loss": 1.0},
-            "by": "somebody",
-            "why": "better",
-            "previous": None,
-            **changed,
-        }
-    )
 
 
 @pytest.mark.parametrize("words", [TAGS, STEERING, TAGS + STEERING])
@@ -69,14 +50,8 @@ def test_a_table_the_orchestrator_shows_holds_them_as_text() -> None:
 
 def test_a_receipt_the_orchestrator_shows_holds_an_attempts_last_words_as_text(fresh: FabricatedRun) -> None:
     fresh.start()
-    ended: list[Any] = []
+    fresh.end("error", action="stop", detail=TAGS + STEERING)
     log = fresh.log
-    fresh.end("error", action="stop")
-    receipt = log.state.attempts[-1].ended
-    assert receipt is not None
-    ended.append(replace(receipt, detail=TAGS + STEERING))
-    last = replace(log.state.attempts[-1], ended=ended[0])
-    log.state = replace(log.state, attempts=log.state.attempts.replace_last(last))
     for table in (receipts_table(read_receipts(log, read_beat(log))), budgets_table(read_status(log).budgets)):
         stays_text(markdown_table(table))
 

@@ -16,11 +16,9 @@ from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_tables import columns
 from cairn.reports.text.display_tables import compared_runs_table
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs.step_log import StepRecord, step_log_key
-from cairn.storage.stores.codec import encode
 from cairn.storage.stores.local_store import LocalStore
 from tests.commands import ROOT, Ended, chosen_folders, run_here
-from tests.fabricated_run import fabricate
+from tests.fabricated_run import fabricate, write_steps
 from tests.writing_run import RUN, WritingRun, open_writing_run
 
 PAGE = ROOT / "docs" / "how-to" / "python.md"
@@ -85,16 +83,9 @@ def bard(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     run = open_writing_run(store, tmp_path)
     run.start()
-    values = dict.fromkeys(("lr", "grad_norm", "tokens_per_second", "mfu", "seconds"), 0.5)
     for step in (1, 2):
         run.commit(step)
-    lines = [
-        StepRecord(
-            step=n, attempt=1, train_loss=3.0 - n, memory_bytes=1, probe_loss=None, sample=None, tokens=n, **values
-        )
-        for n in (1, 2)
-    ]
-    store.write(step_log_key(run.log.prefix, 1), b"".join(encode(line).replace(b"\n", b"") + b"\n" for line in lines))
+    write_steps(run.log, 1, (1, 2), train_loss=lambda step: 3.0 - step, tokens=lambda step: step)
     return run
 
 
@@ -193,13 +184,19 @@ def test_text_of_others_is_no_tag_in_a_notebook(bard: WritingRun, monkeypatch: p
     assert show(table) == "<table><tr><th>&lt;b&gt;</th></tr><tr><td>&lt;script&gt;</td></tr></table>"
 
 
+def refused_training(folder: Path) -> cairn.TrainingStopped:
+    """Train the run with another seed than it has."""
+    (folder / "bard.toml").write_text(CONFIGURATION)
+    with pytest.raises(cairn.TrainingStopped, match="seed") as caught:
+        cairn.train("bard.toml", settings={"training.seed": 7})
+    return caught.value
+
+
 def test_in_a_notebook_the_command_speaks_in_the_cell(
     bard: WritingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
-    (tmp_path / "bard.toml").write_text(CONFIGURATION)
-    with pytest.raises(cairn.TrainingStopped):
-        cairn.train("bard.toml", settings={"training.seed": 7})
+    refused_training(tmp_path)
     said = capsys.readouterr()
     assert said.err == "" and said.out.startswith("\r") and "seed" in said.out
 
@@ -257,11 +254,9 @@ def test_an_empty_answer_keeps_its_columns(bard: WritingRun) -> None:
 def test_training_that_is_refused_raises_the_commands_words_and_exit_code(
     bard: WritingRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "bard.toml").write_text(CONFIGURATION)
-    with pytest.raises(cairn.TrainingStopped, match="seed") as caught:
-        cairn.train("bard.toml", settings={"training.seed": 7})
-    assert caught.value.exit_code == 6
-    assert str(caught.value) in capsys.readouterr().err
+    stopped = refused_training(tmp_path)
+    assert stopped.exit_code == 6
+    assert str(stopped) in capsys.readouterr().err
 
 
 @pytest.mark.slow  # a whole training with its server; the refusal above goes the same way to the command

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from cairn.storage.checkpoints.checkpoint import commit_checkpoint
-from cairn.storage.logs.run_entries import CheckpointSuperseded, DataQuarantined, StagedCheckpoint
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.codec import sha256
 from cairn.tasks.configuration.network_module import keep_files
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import library_versions, this_placement
-from tests.entries import decided, ended, opened, started, writer
+from tests.entries import decided, ended, opened, spoiled, started, superseded, writer
 from tests.tasks.trainer_in_process import TrainingWorld
 
 RUN = "bard"
@@ -83,23 +83,14 @@ class TrainedRun:
                 trainer.train_segment(dies_at)
                 trainer._staging.wait()
         if quarantines:
-            spoiled = DataQuarantined(
-                attempt=entry.attempt, reason="bad-data", windows=tuple(quarantines), detail="bad"
-            )
-            self.log.append(lambda state: spoiled, writer=writer(entry.attempt))
+            body = spoiled(*quarantines, attempt=entry.attempt)
+            self.log.append(lambda state: body, writer=writer(entry.attempt))
         receipt = ended(entry.attempt, "lost", decision=decided(action="resume"), arithmetic=None)
         self.log.append(lambda state: receipt, writer=writer(entry.attempt))
 
     def supersede(self, *steps: int) -> None:
         """Have retention give these checkpoints up."""
         for record in self.log.refresh().checkpoints:
-            committed = record.committed
-            if committed.step in steps:
-                body = CheckpointSuperseded(
-                    step=committed.step,
-                    attempt=committed.attempt,
-                    prefix=committed.prefix,
-                    manifest_sha256=committed.manifest_sha256,
-                    why="keep_last",
-                )
+            if record.committed.step in steps:
+                body = superseded(record.committed.reference)
                 self.log.append(lambda state, body=body: body, writer=writer())
