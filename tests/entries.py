@@ -68,6 +68,13 @@ def opened(run_id: str, **changes: Any) -> RunOpened:
     return RunOpened(run_id=run_id, **{**defaults, **changes})
 
 
+def opened_with(config: RunConfig, run_id: str, data_snapshot: str, **changes: Any) -> RunOpened:
+    """The opening of a run with this configuration."""
+    own = {"config": config.frozen(), "config_sha256": config.frozen_sha256(), "data_snapshot": data_snapshot}
+    own |= {"model_family": config.model_family or "gpt2-tiny", "total_steps": config.training.steps}
+    return opened(run_id, **{**own, **changes})
+
+
 def started(attempt: int, **changes: Any) -> AttemptStarted:
     defaults: dict[str, Any] = {
         "placement": placement(),
@@ -82,6 +89,12 @@ def started(attempt: int, **changes: Any) -> AttemptStarted:
         "versions": {"python": "3.11", "torch": "2.13"},
     }
     return AttemptStarted(attempt=attempt, **{**defaults, **changes})
+
+
+def started_with(config: RunConfig, attempt: int, **changes: Any) -> AttemptStarted:
+    """The start of an attempt with this configuration."""
+    own = {"config": config.document(), "config_sha256": config.frozen_sha256(), "micro_batch": 2}
+    return started(attempt, **{**own, **changes})
 
 
 def decided(**changes: Any) -> Decision:

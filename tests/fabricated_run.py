@@ -60,16 +60,8 @@ class FabricatedRun:
 
     def open(self, *, opener: Writer = HUMAN, overrides: Sequence[str] = ()) -> None:
         """Open the run."""
-        config = configuration(overrides)
-        body = entries.opened(
-            self.log.run_id,
-            model_family=config.model_family or "gpt2-tiny",
-            config=config.frozen(),
-            config_sha256=config.frozen_sha256(),
-            data_snapshot="d" * 64,
-            total_steps=40,
-            nodes_wanted=self.nodes_wanted,
-        )
+        config, run_id = configuration(overrides), self.log.run_id
+        body = entries.opened_with(config, run_id, "d" * 64, total_steps=40, nodes_wanted=self.nodes_wanted)
         self.log.append(lambda state: body, writer=opener)
 
     def start(
@@ -87,12 +79,10 @@ class FabricatedRun:
 
         def decide(state: RunState) -> AttemptStarted:
             newest = state.newest_committed
-            return entries.started(
+            return entries.started_with(
+                config,
                 state.latest_attempt + 1,
                 placement=placement,
-                config=config.document(),
-                config_sha256=config.frozen_sha256(),
-                micro_batch=2,
                 activation_checkpointing=activation_checkpointing,
                 resumed_from=newest.committed.reference if newest else None,
                 faults=faults,

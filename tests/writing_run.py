@@ -52,13 +52,7 @@ class WritingRun:
     def start(self) -> int:
         """Start the next attempt; returns its number."""
         number = self.log.refresh().latest_attempt + 1
-        body = entries.started(
-            number,
-            placement=entries.placement(host="elsewhere"),
-            config=self.config.document(),
-            config_sha256=self.config.frozen_sha256(),
-            micro_batch=2,
-        )
+        body = entries.started_with(self.config, number, placement=entries.placement(host="elsewhere"))
         self.log.append(lambda state: body, writer=this_writer())
         return number
 
@@ -106,14 +100,6 @@ def open_writing_run(store: ObjectStore, folder: Path, *, overrides: Sequence[st
     config = configuration(folder, overrides)
     snapshot = build_snapshot(store, config.data, folder)
     log = RunLog(store, RUN)
-    body = entries.opened(
-        RUN,
-        model_family=config.model_family or "gpt2-tiny",
-        config=config.frozen(),
-        config_sha256=config.frozen_sha256(),
-        data_snapshot=snapshot.snapshot_id,
-        total_steps=config.training.steps,
-        **opening,
-    )
+    body = entries.opened_with(config, RUN, snapshot.snapshot_id, **opening)
     log.append(lambda state: body, writer=this_writer())
     return WritingRun(log=log, config=config, manifest=snapshot.manifest)

@@ -70,7 +70,7 @@ READING = [
 OTHERS = [
     Real(line="config"),
     Real(line="init text.txt", unwanted=HEAVY),
-    Real(line="simulate"),
+    Real(line="simulate --days 1 --seeds 1"),
     Real(line="sweep bard"),
     Real(line="diagnose bard"),
     Real(line="verify bard", code=5, unwanted=HEAVY),

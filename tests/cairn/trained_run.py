@@ -11,7 +11,7 @@ from cairn.storage.stores.codec import sha256
 from cairn.tasks.configuration.network_module import keep_files
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import library_versions, this_placement
-from tests.entries import decided, ended, opened, spoiled, started, superseded, writer
+from tests.entries import decided, ended, opened_with, spoiled, started_with, superseded, writer
 from tests.tasks.trainer_in_process import TrainingWorld
 
 RUN = "bard"
@@ -30,13 +30,7 @@ class TrainedRun:
         spec = self.world.spec(**self.own)
         keep_files(self.world.store, spec.model, files or {})
         self.config = RunConfig(data=spec.data, model=spec.model, training=spec.training)
-        body = opened(
-            RUN,
-            config=self.config.frozen(),
-            config_sha256=self.config.frozen_sha256(),
-            data_snapshot=self.world.snapshot_id,
-            total_steps=spec.training.steps,
-        )
+        body = opened_with(self.config, RUN, self.world.snapshot_id)
         self.log.append(lambda state: body, writer=writer())
 
     def attempt(
@@ -53,10 +47,9 @@ class TrainedRun:
         """Train up to each commit, then on to where the attempt is lost; `changes` are what its entry says."""
         state = self.log.refresh()
         config = self.config.model_copy(update={"training": self.config.training.model_copy(update=training or {})})
-        entry = started(
+        entry = started_with(
+            config,
             state.latest_attempt + 1,
-            config=config.document(),
-            config_sha256=config.frozen_sha256(),
             micro_batch=micro_batch,
             activation_checkpointing=activation_checkpointing,
             resumed_from=state.newest_committed.committed.reference if state.newest_committed else None,
