@@ -78,18 +78,25 @@ def run_process(
     arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str], *, stdin: str = "", umask: int = -1
 ) -> Ended:
     """Run a command line in a process of its own."""
-    return _run_python(("-m", "cairn.cli.command", *arguments), folder, environment, stdin=stdin, umask=umask)
+    return run_python(("-m", "cairn.cli.command", *arguments), folder, environment, stdin=stdin, umask=umask)
 
 
 def imported_by(folder: Path, *arguments: str) -> set[str]:
     """Return the names of all modules that a command line imports in a process of its own."""
     lists = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    return set(_run_python(("-c", lists, *arguments), folder, {}).err.split())
+    return set(run_python(("-c", lists, *arguments), folder, {}).err.split())
 
 
-def _run_python(
-    words: Sequence[str], folder: Path, environment: Mapping[str, str], *, stdin: str = "", umask: int = -1
+def run_python(
+    words: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    *,
+    stdin: str = "",
+    umask: int = -1,
+    most_seconds: float = 240,
 ) -> Ended:
+    """Run Python with these words in a process of its own; its commands keep everything in the folder."""
     done = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
@@ -98,7 +105,7 @@ def _run_python(
         umask=umask,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=most_seconds,
         check=False,
     )
     return Ended(code=done.returncode, out=done.stdout, err=done.stderr)

@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.stores.local_store import LocalStore
-from tests.commands import ROOT, Cairn, Ended
+from tests.commands import Cairn, Ended, run_python
 from tests.fabricated_run import FabricatedRun, fabricate
 from tests.settled_run import hold
 
@@ -163,9 +162,8 @@ def test_nothing_is_left_to_delete_the_second_time(old: FabricatedRun, cairn: Ca
 def test_after_a_kill_in_the_middle_status_says_so_and_the_same_command_goes_on(
     old: FabricatedRun, cairn: Cairn, store: LocalStore, tmp_path: Path
 ) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CAIRN_STORE": str(tmp_path / "store")}
-    killed = subprocess.run([sys.executable, "-c", KILLED], env=environment, cwd=tmp_path, timeout=60, check=False)
-    assert (killed.returncode, len(store.keys(CHECKPOINTS)) > 0) == (-signal.SIGKILL, True)
+    killed = run_python(("-c", KILLED), tmp_path, {})
+    assert (killed.code, len(store.keys(CHECKPOINTS)) > 0) == (-signal.SIGKILL, True)
     assert states(cairn("runs", "--json")) == {"old": "deleting"}
     assert "`cairn delete old` goes on" in cairn("status", "old").out
     assert (cairn("delete", "old").code, store.keys(CHECKPOINTS)) == (0, [])

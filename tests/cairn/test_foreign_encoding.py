@@ -1,13 +1,11 @@
 """The real command where the locale knows only ASCII: other characters are escaped, and no verb fails for them."""
 
 import json
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, Cairn
+from tests.commands import Cairn, run_python
 from tests.fabricated_run import FabricatedRun
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -33,8 +31,6 @@ def test_our_own_signs_have_plain_ones_beside_them(bard: FabricatedRun, cairn_pr
     assert done.out.isascii() and "\\u" not in done.out
 
 
-def test_a_message_has_plain_signs_too() -> None:
+def test_a_message_has_plain_signs_too(tmp_path: Path) -> None:
     script = "from cairn.cli.command import escape_unencodable_output, say; escape_unencodable_output(); say('0 → 1 é')"
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, check=True)
-    assert done.stderr == b"0 > 1 \\u00e9\n"
+    assert run_python(("-c", script), tmp_path, {"PYTHONIOENCODING": "ascii"}).err == "0 > 1 \\u00e9\n"

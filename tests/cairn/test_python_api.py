@@ -1,9 +1,7 @@
 """`import cairn`: what the page and the notebook about it show, run as it stands."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,7 +15,8 @@ from cairn.reports.queries.run_tables import columns
 from cairn.reports.text.display_tables import compared_runs_table
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.local_store import LocalStore
-from tests.commands import ROOT, Ended, chosen_folders, run_here
+from tests.cairn.command_folder import CONFIGURATION, TEXT
+from tests.commands import ROOT, Ended, chosen_folders, run_here, run_python
 from tests.fabricated_run import fabricate, write_steps
 from tests.writing_run import RUN, WritingRun, open_writing_run
 
@@ -55,23 +54,6 @@ asyncio.run(run(sys.argv[1:]))
 print(sorted({"torch", "prefect"} & set(sys.modules)))
 """
 READING = "import cairn; store = cairn.open(); run = store.run('bard')"
-TEXT = "\n\n".join(f"paragraph {number} of the text" for number in range(60))
-CONFIGURATION = """
-[data]
-sources = ["text.txt"]
-tokenizer = "bytes"
-[model]
-n_layer = 1
-n_head = 1
-n_embd = 8
-block_size = 8
-[training]
-steps = 8
-global_batch = 2
-device = "cpu"
-[checkpoint]
-every_steps = 2
-"""
 
 
 @pytest.fixture
@@ -94,10 +76,9 @@ def snippets(*, train: bool) -> list[str]:
     return [snippet for snippet in found if ("cairn.train(" in snippet) == train]
 
 
-def test_importing_it_imports_nothing_heavy() -> None:
+def test_importing_it_imports_nothing_heavy(tmp_path: Path) -> None:
     code = f"import sys, cairn; print(*sorted(set({HEAVY}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    assert run_python(("-c", code), tmp_path, {}) == Ended(code=0, out="\n", err="")
 
 
 def test_the_snippets_of_the_page_run_as_they_stand(bard: WritingRun, store: LocalStore) -> None:
@@ -113,34 +94,22 @@ def cells() -> list[str]:
     return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
 
 
-def run_cells(chosen: list[str], folder: Path) -> Ended:
-    """Run cells as a notebook does, in a new process; says last whether that imported torch or Prefect."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", AS_A_KERNEL, *chosen]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
-    return Ended(code=done.returncode, out=done.stdout.decode(), err=done.stderr.decode())
-
-
 def test_what_the_notebook_reads_is_shown_as_html_and_pictures_without_torch_and_prefect(
     bard: WritingRun, tmp_path: Path
 ) -> None:
     others = ("cairn.train(", "run.sample(", "store.compare(", "import torch")
     reading = [cell for cell in cells() if not any(word in cell for word in others)]
-    done = run_cells([READING, *reading], tmp_path)
+    done = run_python(("-c", AS_A_KERNEL, READING, *reading), tmp_path, {})
     assert (done.code, done.out.splitlines()[-1:]) == (0, ["[]"]), done.err
     kinds = [line.partition(">")[0].split()[0] for line in done.out.splitlines()[:-1]]
     assert kinds.count("PNG") == 1 and kinds.count("<table") == len(reading) - 1 >= 5
 
 
 @pytest.mark.slow  # three trainings with their servers; the reading cells above and the page's snippets are quicker
-def test_every_cell_of_the_notebook_runs_as_it_stands_in_an_empty_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("CAIRN_STORE", raising=False)
+def test_every_cell_of_the_notebook_runs_as_it_stands_in_an_empty_folder(tmp_path: Path) -> None:
     (folder := tmp_path / "empty").mkdir()
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel does
-    done = run_cells(cells(), folder)
+    colored = {"CAIRN_STORE": "", "FORCE_COLOR": "1"}  # as a kernel does
+    done = run_python(("-c", AS_A_KERNEL, *cells()), folder, colored, most_seconds=900)
     assert done.code == 0 and "torch.Size" in done.out, done.err
     assert done.out.count("PNG of ") == 1 and "rates.lr=0.006" in done.out
     # A step's line ends without a newline, so that the next line takes its place; no terminal's codes are printed.

@@ -28,7 +28,6 @@ class TrackingServer:
         self.requests: list[str] = []
         self.headers: dict[str, str] = {}
         self.url = ""
-        self.is_broken = False
 
     def values(self, key: str, run: int = 0) -> list[tuple[int, Any]]:
         """Every value of a metric, in step order."""
@@ -37,8 +36,6 @@ class TrackingServer:
 
     def answer(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
         self.requests.append(path)
-        if self.is_broken:
-            raise Refused("INTERNAL_ERROR")
         method = path.replace("/", "_").replace("-", "_")
         result: dict[str, Any] = getattr(self, f"_{method}")(content)
         return result
