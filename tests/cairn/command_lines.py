@@ -195,6 +195,11 @@ TRAINING: dict[str, str] = {
     "train run.toml --set training.threads=0": "must be a whole number above 0; CPU threads",
     "train run.toml --set training.workers=0": "must be a whole number above 0 or auto",
     "train run.toml --set training.processes=3": "every process has a row of the batch. Ask for fewer processes",
+    "train run.toml --set training.lora.rank=4": "adapters need weights to be beside; add training.init_from",
+    "train run.toml --set training.lora.rank=0": "training.lora.rank = 0: must be a whole number above 0",
+    "train run.toml --set training.lora.ranks=4": "unknown key; did you mean training.lora.rank",
+    "train run.toml --set training.lora=8": "training.lora = 8: must be a section",
+    "train run.toml --set training.lora={} --set training.optimizer=muon": "cannot be combined with optimizer='muon'",
     "train run.toml --set model=4": "must be a section",
     "train run.toml --set model.n_heads=4": (
         "unknown key; did you mean model.n_head (number of attention heads in a layer)?"

@@ -16,7 +16,7 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.s3_store import S3Store
 from tests.commands import Cairn, Ended
-from tests.fabricated_run import configuration, fabricate
+from tests.fabricated_run import configuration, fabricate, promote
 from tests.file_ceilings import slowness
 from tests.s3.servers import aws_environment, s3_server
 from tests.settled_run import SUITE, finish, hold, store_done
@@ -59,21 +59,17 @@ def test_a_finished_run_is_answered_in_less_than_two_seconds_of_a_core(cairn_pro
     assert timed(cairn_process, "done").code == 0
 
 
-def test_a_run_whose_last_checkpoint_was_not_evaluated_needs_its_flow(store: LocalStore) -> None:
-    run, _ = finish(store)
-    assert end_on_record(run.log, configuration()) == ""
-
-
-def test_a_run_that_a_further_suite_has_not_seen_needs_its_flow(store: LocalStore) -> None:
-    run = store_done(store)
-    assert end_on_record(run.log, configuration(["evaluation.batches=3"])) == ""
-
-
-def test_a_run_that_was_never_offered_needs_its_flow(store: LocalStore) -> None:
+def test_a_run_needs_its_flow_until_every_suite_has_seen_its_last_checkpoint_and_it_was_offered(
+    store: LocalStore,
+) -> None:
     run, last = finish(store)
+    assert end_on_record(run.log, configuration()) == "", "not evaluated"
     run.evaluate(last, loss=2.5, suite_sha256=SUITE)
-    assert end_on_record(run.log, configuration()) == ""
-    assert end_on_record(run.log, configuration(["promotion.require_approval=true"])) == ""
+    assert end_on_record(run.log, configuration()) == "", "never offered"
+    assert end_on_record(run.log, configuration(["promotion.require_approval=true"])) == "", "and nobody was asked"
+    promote(store, "done", last, loss=2.5, alias="champion")
+    assert end_on_record(run.log, configuration()) != ""
+    assert end_on_record(run.log, configuration(["evaluation.batches=3"])) == "", "a further suite has not seen it"
 
 
 def test_a_live_owner_of_this_machine_is_named_at_once(cairn: Cairn, store: LocalStore) -> None:

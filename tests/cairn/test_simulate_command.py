@@ -89,7 +89,7 @@ def test_times_and_sizes_are_taken_from_the_options(cairn: Cairn) -> None:
 
 def test_budgets_and_interval_come_from_the_configuration(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(CONFIG, encoding="utf-8")
-    view = document(cairn("simulate", "--config", "run.toml", "--json"))
+    view = document(cairn("simulate", "--config", "run.toml", "--days", "10", "--json"))
     assert view["plan"]["every_steps"] == 77
     assert view["outcomes"][0]["stopped_by"].startswith("lost: budget lost is spent (retries)")
 
