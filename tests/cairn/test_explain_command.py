@@ -76,6 +76,13 @@ ENDS: dict[str, tuple[Evidence, int, tuple[str, ...]]] = {
 }
 
 
+@pytest.fixture
+def begun(fresh: FabricatedRun) -> FabricatedRun:
+    """The run with its first attempt."""
+    fresh.start()
+    return fresh
+
+
 def explained(run: FabricatedRun, number: int | None = None) -> str:
     """The text without its line breaks, so that a claim may span lines."""
     return " ".join(printed(gather_post_mortem(run.log, number)).split())
@@ -114,10 +121,9 @@ def test_a_machine_that_several_attempts_were_lost_with_is_named(fresh: Fabricat
     assert "With n1. 3 of this run's attempts were lost or hung with n7" in explained(fresh)
 
 
-def test_without_a_failed_attempt_the_newest_is_explained(fresh: FabricatedRun) -> None:
-    fresh.start()
-    fresh.complete()
-    assert explained(fresh).startswith("Attempt 1 of 1 of run fresh finished the run at step 40 of 40, on 2026-01-01")
+def test_without_a_failed_attempt_the_newest_is_explained(begun: FabricatedRun) -> None:
+    begun.complete()
+    assert explained(begun).startswith("Attempt 1 of 1 of run fresh finished the run at step 40 of 40, on 2026-01-01")
 
 
 def test_a_run_without_attempts_says_that_nothing_was_tried(fresh: FabricatedRun) -> None:
@@ -130,30 +136,27 @@ def test_a_run_without_attempts_has_no_first_one(fresh: FabricatedRun) -> None:
 
 
 @pytest.mark.parametrize("claim", ENDS)
-def test_an_end_is_explained(fresh: FabricatedRun, claim: str) -> None:
+def test_an_end_is_explained(begun: FabricatedRun, claim: str) -> None:
     evidence, step, said = ENDS[claim]
-    fresh.start()
-    fresh.commit(10)
-    end_by(fresh, evidence, step=step)
-    text = explained(fresh)
+    begun.commit(10)
+    end_by(begun, evidence, step=step)
+    text = explained(begun)
     assert [part for part in said if part not in text] == []
 
 
-def test_an_error_before_the_first_step_says_so_and_says_its_detail_once(fresh: FabricatedRun) -> None:
-    fresh.start()
-    ended = end_by(fresh, words("no text.txt"), step=0)
-    text = explained(fresh)
+def test_an_error_before_the_first_step_says_so_and_says_its_detail_once(begun: FabricatedRun) -> None:
+    ended = end_by(begun, words("no text.txt"), step=0)
+    text = explained(begun)
     assert "It had trained no step yet, so nothing was lost." in text
     assert "it ended before its first step was done" in text and "error costs no retry" in text
     assert describe_end(ended) == "FileNotFoundError: no text.txt", "the decision does not repeat the detail"
 
 
-def test_what_a_decision_changed_is_told_with_the_next_attempt(fresh: FabricatedRun) -> None:
-    fresh.start()
-    end_by(fresh, OUT_OF_MEMORY, step=3)
-    fresh.start()
+def test_what_a_decision_changed_is_told_with_the_next_attempt(begun: FabricatedRun) -> None:
+    end_by(begun, OUT_OF_MEMORY, step=3)
+    begun.start()
     remedy = "activations are computed again, bits stay equal"
-    assert f"try again: oom: resume from the newest committed checkpoint, {remedy}." in explained(fresh)
+    assert f"try again: oom: resume from the newest committed checkpoint, {remedy}." in explained(begun)
 
 
 def test_a_halved_micro_batch_is_said_to_change_the_bits_where_the_run_is_looked_at(
@@ -166,38 +169,34 @@ def test_a_halved_micro_batch_is_said_to_change_the_bits_where_the_run_is_looked
     assert "halved the micro-batch to 1" in cairn("status", "fresh").out
 
 
-def test_a_changed_configuration_is_shown_key_by_key(fresh: FabricatedRun) -> None:
-    fresh.start()
-    end_by(fresh, KILLED, step=3)
-    fresh.start(overrides=["checkpoint.every_steps=7"])
-    end_by(fresh, KILLED, step=3)
+def test_a_changed_configuration_is_shown_key_by_key(begun: FabricatedRun) -> None:
+    end_by(begun, KILLED, step=3)
+    begun.start(overrides=["checkpoint.every_steps=7"])
+    end_by(begun, KILLED, step=3)
     changed = "different from attempt 1: checkpoint.every_steps 200 → 7 (decided after attempt 1: nothing)."
-    assert changed in explained(fresh)
+    assert changed in explained(begun)
 
 
-def test_quarantine_in_force_is_shown_with_its_reason(fresh: FabricatedRun) -> None:
-    fresh.start()
-    fresh.log.append(lambda state: entries.spoiled(5, 3), writer=HUMAN)
-    end_by(fresh, KILLED, step=3)
-    fresh.start()
-    text = explained(fresh, 2)
+def test_quarantine_in_force_is_shown_with_its_reason(begun: FabricatedRun) -> None:
+    begun.log.append(lambda state: entries.spoiled(5, 3), writer=HUMAN)
+    end_by(begun, KILLED, step=3)
+    begun.start()
+    text = explained(begun, 2)
     assert "at the start 2 windows of it quarantined, never drawn again." in text
     assert "1 bad-data 5, 3 token ids out of range" in text
-    assert "never drawn again" not in explained(fresh, 1)
+    assert "never drawn again" not in explained(begun, 1)
 
 
-def test_an_end_that_somebody_else_recorded_says_who_and_how(fresh: FabricatedRun) -> None:
-    fresh.start()
-    end_by(fresh, Evidence(heartbeat_step=3), step=3, writer=Writer(host="rescuer", pid=77))
-    text = explained(fresh)
+def test_an_end_that_somebody_else_recorded_says_who_and_how(begun: FabricatedRun) -> None:
+    end_by(begun, Evidence(heartbeat_step=3), step=3, writer=Writer(host="rescuer", pid=77))
+    text = explained(begun)
     assert "left no last words: its end was put on record by process 77 on rescuer, which watched" in text
     assert "the lease of 30 s" in text
 
 
-def test_an_end_found_on_the_same_host_names_the_missing_process(fresh: FabricatedRun) -> None:
-    fresh.start()
-    end_by(fresh, Evidence(heartbeat_step=3), step=3, writer=Writer(host="elsewhere", pid=77))
-    assert "on the same host, where process 11 was no longer there" in explained(fresh)
+def test_an_end_found_on_the_same_host_names_the_missing_process(begun: FabricatedRun) -> None:
+    end_by(begun, Evidence(heartbeat_step=3), step=3, writer=Writer(host="elsewhere", pid=77))
+    assert "on the same host, where process 11 was no longer there" in explained(begun)
 
 
 def test_an_open_attempt_is_told_as_it_stands(bard: FabricatedRun) -> None:
@@ -225,67 +224,61 @@ def test_a_resumed_attempt_says_from_where_and_what_is_done_again(bard: Fabricat
 
 
 def test_a_checkpoint_that_could_not_be_read_is_passed_over_with_its_reason_and_the_objects_name(
-    fresh: FabricatedRun,
+    begun: FabricatedRun,
 ) -> None:
-    fresh.start()
-    fresh.commit(10)
-    fresh.commit(20)
-    end_by(fresh, KILLED, step=25)
-    damaged = fresh.log.state.newest_committed.committed
+    begun.commit(10)
+    begun.commit(20)
+    end_by(begun, KILLED, step=25)
+    damaged = begun.log.state.newest_committed.committed
     key = f"{damaged.prefix}/weights-00001-of-00001.safetensors"
-    quarantine_checkpoint(fresh.log, damaged, f"{key}: sha256 is {'0' * 64}", writer=HUMAN)
-    fresh.start()
-    text = explained(fresh, 2)
+    quarantine_checkpoint(begun.log, damaged, f"{key}: sha256 is {'0' * 64}", writer=HUMAN)
+    begun.start()
+    text = explained(begun, 2)
     assert "could not start from: step attempt" in text and "20 1 quarantined" in text
     assert " weights-00001-of-00001.safetensors: sha256 is 000" in text
     assert "The attempt before had reached step 25; steps 11 to 25 had to be done again." in text
 
 
-def test_bytes_without_a_commit_are_passed_over_with_their_reason(fresh: FabricatedRun, store: LocalStore) -> None:
-    fresh.start()
-    fresh.commit(10)
+def test_bytes_without_a_commit_are_passed_over_with_their_reason(begun: FabricatedRun, store: LocalStore) -> None:
+    begun.commit(10)
     store.write(
-        f"{fresh.log.prefix}/checkpoints/step-00000020-attempt-0001/weights-00001-of-00001.safetensors", b"half"
+        f"{begun.log.prefix}/checkpoints/step-00000020-attempt-0001/weights-00001-of-00001.safetensors", b"half"
     )
-    end_by(fresh, KILLED, step=20)
-    fresh.start()
-    assert "20 1 writing" in explained(fresh, 2)
+    end_by(begun, KILLED, step=20)
+    begun.start()
+    assert "20 1 writing" in explained(begun, 2)
 
 
-def test_an_entry_without_effect_says_why(fresh: FabricatedRun) -> None:
-    fresh.start()
-    end_by(fresh, Evidence(heartbeat_step=3), step=3, writer=HUMAN)
-    fresh.start()
-    seq = fresh.log.seq + 1
+def test_an_entry_without_effect_says_why(begun: FabricatedRun) -> None:
+    end_by(begun, Evidence(heartbeat_step=3), step=3, writer=HUMAN)
+    begun.start()
+    seq = begun.log.seq + 1
     refused = RefusedEntry(seq=seq, kind="checkpoint-committed", attempt=1)
-    fresh.log.state = replace(fresh.log.state, refused=History([refused]))
-    assert f"its entry {seq} had no effect: checkpoint-committed, but attempt 2 had taken over" in explained(fresh, 1)
+    begun.log.state = replace(begun.log.state, refused=History([refused]))
+    assert f"its entry {seq} had no effect: checkpoint-committed, but attempt 2 had taken over" in explained(begun, 1)
 
 
-def test_a_spent_budget_is_said_to_be_spent(fresh: FabricatedRun) -> None:
-    fresh.start()
-    end_by(fresh, KILLED, step=3, lost={"retries": 0})
-    text = explained(fresh)
+def test_a_spent_budget_is_said_to_be_spent(begun: FabricatedRun) -> None:
+    end_by(begun, KILLED, step=3, lost={"retries": 0})
+    text = explained(begun)
     assert "The budget lost had to pay for this end and could not: it is spent." in text
     assert "raise budgets.lost.retries" in text
 
 
-def test_stderr_cannot_steer_the_terminal(fresh: FabricatedRun) -> None:
-    fresh.start()
-    end_by(fresh, Evidence(exit_code=1, stderr_tail=("\x1b]0;owned\x07\x1b[31mred\x1b[0m", "\x07bell\x9b2J")), step=3)
-    text = printed(gather_post_mortem(fresh.log))
+def test_stderr_cannot_steer_the_terminal(begun: FabricatedRun) -> None:
+    end_by(begun, Evidence(exit_code=1, stderr_tail=("\x1b]0;owned\x07\x1b[31mred\x1b[0m", "\x07bell\x9b2J")), step=3)
+    text = printed(gather_post_mortem(begun.log))
     assert "  red\n" in text and all(char.isprintable() or char == "\n" for char in text)
 
 
-def test_an_attempt_fits_one_screen_however_much_there_is(fresh: FabricatedRun, cairn: Cairn) -> None:
-    fresh.start()
-    first = [fresh.commit(step) for step in range(1, 30)]
+def test_an_attempt_fits_one_screen_however_much_there_is(begun: FabricatedRun, cairn: Cairn) -> None:
+    first = [begun.commit(step) for step in range(1, 30)]
     for reference in first:
-        fresh.evaluate(reference, loss=2.0)
-        fresh.log.append(lambda state: entries.spoiled(*range(500), detail="damaged " * 60), writer=HUMAN)
-    end_by(fresh, KILLED, step=30)
-    fresh.start(overrides=[f"budgets.{name}.retries=77" for name in ("lost", "oom", "hung", "storage", "diverged")])
-    end_by(fresh, Evidence(exit_code=1, stderr_tail=tuple("error " * 50 for _ in range(40))), step=35)
+        begun.evaluate(reference, loss=2.0)
+        begun.log.append(lambda state: entries.spoiled(*range(500), detail="damaged " * 60), writer=HUMAN)
+    end_by(begun, KILLED, step=30)
+    begun.start(overrides=[f"budgets.{name}.retries=77" for name in ("lost", "oom", "hung", "storage", "diverged")])
+    end_by(begun, Evidence(exit_code=1, stderr_tail=tuple("error " * 50 for _ in range(40))), step=35)
     lines = cairn("explain", "fresh", COLUMNS="110").out.splitlines()
     assert len(lines) <= 50 and max(map(len, lines)) <= 110
 
@@ -295,8 +288,7 @@ def test_evaluations_of_its_checkpoints_are_told(bard: FabricatedRun) -> None:
     assert "evaluations of its checkpoints: step status suite val_loss" in told and "20 recorded held-out" in told
 
 
-def test_a_fenced_end_blames_the_newer_attempt(fresh: FabricatedRun) -> None:
-    fresh.start()
+def test_a_fenced_end_blames_the_newer_attempt(begun: FabricatedRun) -> None:
     decision = Decision(action="stop", reason="attempt 2 owns the run")
     body = entries.ended(
         1,
@@ -306,15 +298,14 @@ def test_a_fenced_end_blames_the_newer_attempt(fresh: FabricatedRun) -> None:
         decision=decision,
         evidence={"fenced": "attempt 2 owns the run"},
     )
-    fresh.log.append(lambda state: body, writer=HUMAN)
-    assert "gave way at step 3 of 40, on" in explained(fresh)
+    begun.log.append(lambda state: body, writer=HUMAN)
+    assert "gave way at step 3 of 40, on" in explained(begun)
 
 
-def test_an_unknown_reason_and_bare_evidence_are_told_too(fresh: FabricatedRun) -> None:
-    fresh.start()
+def test_an_unknown_reason_and_bare_evidence_are_told_too(begun: FabricatedRun) -> None:
     body = entries.ended(1, "moon-phase", evidence={}, decision=entries.decided(action="stop"))
-    fresh.log.append(lambda state: body, writer=HUMAN)
-    text = explained(fresh)
+    begun.log.append(lambda state: body, writer=HUMAN)
+    text = explained(begun)
     assert "for the reason moon-phase" in text and "No exit code, no signal and no last words are on record" in text
 
 
