@@ -88,13 +88,7 @@ def imported_by(folder: Path, *arguments: str) -> set[str]:
 
 
 def run_python(
-    words: Sequence[str],
-    folder: Path,
-    environment: Mapping[str, str],
-    *,
-    stdin: str = "",
-    umask: int = -1,
-    most_seconds: float = 240,
+    words: Sequence[str], folder: Path, environment: Mapping[str, str], *, stdin: str = "", umask: int = -1
 ) -> Ended:
     """Run Python with these words in a process of its own; its commands keep everything in the folder."""
     done = subprocess.run(
@@ -105,7 +99,7 @@ def run_python(
         umask=umask,
         capture_output=True,
         text=True,
-        timeout=most_seconds,
+        timeout=240,
         check=False,
     )
     return Ended(code=done.returncode, out=done.stdout, err=done.stderr)

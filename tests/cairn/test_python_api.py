@@ -1,7 +1,9 @@
 """`import cairn`: what the page and the notebook about it show, run as it stands."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -94,12 +96,20 @@ def cells() -> list[str]:
     return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
 
 
+def run_cells(chosen: list[str], folder: Path, **variables: str) -> Ended:
+    """Run cells as a notebook does, in a new process; carriage returns stay, as a notebook gets them."""
+    environment = {**os.environ, **chosen_folders(folder), "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, "-c", AS_A_KERNEL, *chosen]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
+    return Ended(code=done.returncode, out=done.stdout.decode(), err=done.stderr.decode())
+
+
 def test_what_the_notebook_reads_is_shown_as_html_and_pictures_without_torch_and_prefect(
     bard: WritingRun, tmp_path: Path
 ) -> None:
     others = ("cairn.train(", "run.sample(", "store.compare(", "import torch")
     reading = [cell for cell in cells() if not any(word in cell for word in others)]
-    done = run_python(("-c", AS_A_KERNEL, READING, *reading), tmp_path, {})
+    done = run_cells([READING, *reading], tmp_path)
     assert (done.code, done.out.splitlines()[-1:]) == (0, ["[]"]), done.err
     kinds = [line.partition(">")[0].split()[0] for line in done.out.splitlines()[:-1]]
     assert kinds.count("PNG") == 1 and kinds.count("<table") == len(reading) - 1 >= 5
@@ -108,8 +118,7 @@ def test_what_the_notebook_reads_is_shown_as_html_and_pictures_without_torch_and
 @pytest.mark.slow  # three trainings with their servers; the reading cells above and the page's snippets are quicker
 def test_every_cell_of_the_notebook_runs_as_it_stands_in_an_empty_folder(tmp_path: Path) -> None:
     (folder := tmp_path / "empty").mkdir()
-    colored = {"CAIRN_STORE": "", "FORCE_COLOR": "1"}  # as a kernel does
-    done = run_python(("-c", AS_A_KERNEL, *cells()), folder, colored, most_seconds=900)
+    done = run_cells(cells(), folder, CAIRN_STORE="", FORCE_COLOR="1")  # as a kernel does
     assert done.code == 0 and "torch.Size" in done.out, done.err
     assert done.out.count("PNG of ") == 1 and "rates.lr=0.006" in done.out
     # A step's line ends without a newline, so that the next line takes its place; no terminal's codes are printed.
