@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +74,29 @@ def run_here(arguments: tuple[str, ...], folder: Path, environment: Mapping[str,
     return Ended(code=int(code), out=_text(out), err=_text(err))
 
 
-def run_process(arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str]) -> Ended:
+def run_process(
+    arguments: tuple[str, ...], folder: Path, environment: Mapping[str, str], *, stdin: str = "", umask: int = -1
+) -> Ended:
     """Run a command line in a process of its own."""
+    return run_python(("-m", "cairn.cli.command", *arguments), folder, environment, stdin=stdin, umask=umask)
+
+
+def imported_by(folder: Path, *arguments: str) -> set[str]:
+    """Return the names of all modules that a command line imports in a process of its own."""
+    lists = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    return set(run_python(("-c", lists, *arguments), folder, {}).err.split())
+
+
+def run_python(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str], *, stdin: str = "", umask: int = -1
+) -> Ended:
+    """Run Python with these words in a process of its own; its commands keep everything in the folder."""
     done = subprocess.run(
-        [sys.executable, "-m", "cairn.cli.command", *arguments],
+        [sys.executable, *words],
         cwd=folder,
         env={**os.environ, **chosen_folders(folder), "PYTHONPATH": str(ROOT), **environment},
+        input=stdin,
+        umask=umask,
         capture_output=True,
         text=True,
         timeout=240,

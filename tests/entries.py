@@ -4,16 +4,19 @@ No two fields are equal, none is zero, empty or its default, so that no column c
 A test names what its claim is about; everything else is here.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.log_entry import Arithmetic, CheckpointReference, DevicePeak, Writer
-from cairn.storage.logs.registry import MODEL_KINDS, DatedDecision, ModelDecision, Refused, RegistryState
+from cairn.storage.logs.registry import MODEL_KINDS, DatedDecision, ModelDecision, Promoted, Refused, RegistryState
 from cairn.storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
+    CheckpointQuarantined,
+    CheckpointSuperseded,
+    DataQuarantined,
     Decision,
     EvaluationRecorded,
     Placement,
@@ -65,6 +68,13 @@ def opened(run_id: str, **changes: Any) -> RunOpened:
     return RunOpened(run_id=run_id, **{**defaults, **changes})
 
 
+def opened_with(config: RunConfig, run_id: str, data_snapshot: str, **changes: Any) -> RunOpened:
+    """The opening of a run with this configuration."""
+    own = {"config": config.frozen(), "config_sha256": config.frozen_sha256(), "data_snapshot": data_snapshot}
+    own |= {"model_family": config.model_family or "gpt2-tiny", "total_steps": config.training.steps}
+    return opened(run_id, **{**own, **changes})
+
+
 def started(attempt: int, **changes: Any) -> AttemptStarted:
     defaults: dict[str, Any] = {
         "placement": placement(),
@@ -79,6 +89,12 @@ def started(attempt: int, **changes: Any) -> AttemptStarted:
         "versions": {"python": "3.11", "torch": "2.13"},
     }
     return AttemptStarted(attempt=attempt, **{**defaults, **changes})
+
+
+def started_with(config: RunConfig, attempt: int, **changes: Any) -> AttemptStarted:
+    """The start of an attempt with this configuration."""
+    own = {"config": config.document(), "config_sha256": config.frozen_sha256(), "micro_batch": 2}
+    return started(attempt, **{**own, **changes})
 
 
 def decided(**changes: Any) -> Decision:
@@ -122,6 +138,18 @@ def step_record(step: int, attempt: int, **changes: Any) -> StepRecord:
     return StepRecord(step=step, attempt=attempt, **{**usual, **rest, **changes})
 
 
+def spoiled(*windows: int, detail: str = "token ids out of range", attempt: int = 1) -> DataQuarantined:
+    return DataQuarantined(attempt=attempt, reason="bad-data", windows=windows, detail=detail)
+
+
+def superseded(reference: CheckpointReference, why: str = "keep_last") -> CheckpointSuperseded:
+    return CheckpointSuperseded(**asdict(reference), why=why)
+
+
+def damaged(reference: CheckpointReference, detail: str) -> CheckpointQuarantined:
+    return CheckpointQuarantined(**asdict(reference), detail=detail)
+
+
 def finished(reference: CheckpointReference) -> RunFinished:
     return RunFinished(
         attempt=reference.attempt,
@@ -151,6 +179,36 @@ def noted(**changes: Any) -> RunNoted:
     """A note with tags."""
     defaults: dict[str, Any] = {"text": "the rate was too high", "tags": ("baseline", "old"), "untagged": ("new",)}
     return RunNoted(by="me@here", **{**defaults, **changes})
+
+
+def promoted(**changes: Any) -> Promoted:
+    defaults: dict[str, Any] = {
+        "alias": "champion",
+        "run_id": "bard",
+        "step": 5,
+        "prefix": "p",
+        "manifest_sha256": "m",
+        "suite_sha256": "s",
+        "data_snapshot": "d",
+        "metrics": {"val_loss": 1.0},
+        "by": "me",
+        "why": "better",
+        "previous": None,
+    }
+    return Promoted(**{**defaults, **changes})
+
+
+def refused(**changes: Any) -> Refused:
+    defaults: dict[str, Any] = {
+        "alias": "champion",
+        "run_id": "bard",
+        "step": 30,
+        "manifest_sha256": "m",
+        "gate": "better",
+        "detail": "it is worse",
+        "by": "me",
+    }
+    return Refused(**{**defaults, **changes})
 
 
 def registry_of(*decisions: tuple[datetime, ModelDecision]) -> RegistryState:

@@ -1,12 +1,13 @@
 """A run as the reading commands find it, made of entries alone: no tensors, no orchestrator."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cairn.storage.checkpoints.checkpoint import (
@@ -28,7 +29,7 @@ from cairn.storage.logs.run_entries import (
 )
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
+from cairn.storage.logs.step_log import Heartbeat, step_log_key, write_heartbeat
 from cairn.storage.logs.window_losses import WindowLosses, write_losses
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
@@ -59,16 +60,8 @@ class FabricatedRun:
 
     def open(self, *, opener: Writer = HUMAN, overrides: Sequence[str] = ()) -> None:
         """Open the run."""
-        config = configuration(overrides)
-        body = entries.opened(
-            self.log.run_id,
-            model_family=config.model_family or "gpt2-tiny",
-            config=config.frozen(),
-            config_sha256=config.frozen_sha256(),
-            data_snapshot="d" * 64,
-            total_steps=40,
-            nodes_wanted=self.nodes_wanted,
-        )
+        config, run_id = configuration(overrides), self.log.run_id
+        body = entries.opened_with(config, run_id, "d" * 64, total_steps=40, nodes_wanted=self.nodes_wanted)
         self.log.append(lambda state: body, writer=opener)
 
     def start(
@@ -86,12 +79,10 @@ class FabricatedRun:
 
         def decide(state: RunState) -> AttemptStarted:
             newest = state.newest_committed
-            return entries.started(
+            return entries.started_with(
+                config,
                 state.latest_attempt + 1,
                 placement=placement,
-                config=config.document(),
-                config_sha256=config.frozen_sha256(),
-                micro_batch=2,
                 activation_checkpointing=activation_checkpointing,
                 resumed_from=newest.committed.reference if newest else None,
                 faults=faults,
@@ -126,6 +117,13 @@ class FabricatedRun:
         """Say that the last step is committed."""
         body = entries.finished(reference)
         self.log.append(lambda state: body, writer=Writer(host="here", pid=1, attempt=reference.attempt))
+
+    def complete(self, step: int = 40) -> CheckpointReference:
+        """Commit the last step, finish the run and end its open attempt."""
+        last = self.commit(step)
+        self.finish(last)
+        self.end("completed", action="finish")
+        return last
 
     def evaluate(
         self,
@@ -182,6 +180,19 @@ class FabricatedRun:
         write_heartbeat(self.log.store, self.log.prefix, heartbeat)
 
 
+def write_steps(log: RunLog, attempt: int, steps: Iterable[int], **changes: Any) -> None:
+    """Append records of an attempt's steps as a trainer does; a change may be a function of the step."""
+    key, store = step_log_key(log.prefix, attempt), log.store
+    before = store.read(key) if store.size(key) else b""
+    lines = (
+        entries.step_record(
+            step, attempt, **{name: made(step) if callable(made) else made for name, made in changes.items()}
+        )
+        for step in steps
+    )
+    store.write(key, before + b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
 def fabricate(
     store: ObjectStore,
     run_id: str,
@@ -208,7 +219,7 @@ def promote(store: ObjectStore, run_id: str, reference: CheckpointReference, *, 
     """Point an alias at a checkpoint."""
 
     def decide(state: RegistryState) -> Promoted:
-        return Promoted(
+        return entries.promoted(
             alias=alias,
             run_id=run_id,
             step=reference.step,

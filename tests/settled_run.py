@@ -16,10 +16,7 @@ def finish(store: ObjectStore) -> tuple[FabricatedRun, CheckpointReference]:
     """Store the run `done`, trained to its end: no evaluation and no decision is on record."""
     run = fabricate(store, "done")
     run.start()
-    last = run.commit(40)
-    run.finish(last)
-    run.end("completed", action="finish")
-    return run, last
+    return run, run.complete()
 
 
 def store_done(store: ObjectStore) -> FabricatedRun:

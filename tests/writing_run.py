@@ -1,5 +1,6 @@
 """A run whose checkpoints can write: a real snapshot and real, untrained weights, committed without any training."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from cairn.storage.checkpoints.checkpoint import (
     stage_checkpoint,
 )
 from cairn.storage.logs.log_entry import CheckpointReference, this_writer
-from cairn.storage.logs.run_entries import CheckpointSuperseded, StagedCheckpoint
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
 from cairn.storage.stores.object_store import ObjectStore
@@ -28,7 +29,7 @@ from tests.storage.builders import trainer_document
 RUN = "bard"
 
 
-def configuration(folder: Path) -> RunConfig:
+def configuration(folder: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """A network whose untrained weights write bytes of every kind, end-of-text among them."""
     source = folder / "text.txt"
     source.write_text("\n\n".join(f"paragraph {number} of the text" for number in range(60)))
@@ -37,7 +38,7 @@ def configuration(folder: Path) -> RunConfig:
         "model": {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 32},
         "training": {"steps": 40, "global_batch": 2, "device": "cpu", "precision": "fp32", "kernels": "stock"},
     }
-    return parse_configuration(document, overrides=(), environment={}, name="test")
+    return parse_configuration(document, overrides=overrides, environment={}, name="test")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +52,7 @@ class WritingRun:
     def start(self) -> int:
         """Start the next attempt; returns its number."""
         number = self.log.refresh().latest_attempt + 1
-        body = entries.started(
-            number,
-            placement=entries.placement(host="elsewhere"),
-            config=self.config.document(),
-            config_sha256=self.config.frozen_sha256(),
-            micro_batch=2,
-        )
+        body = entries.started_with(self.config, number, placement=entries.placement(host="elsewhere"))
         self.log.append(lambda state: body, writer=this_writer())
         return number
 
@@ -70,13 +65,7 @@ class WritingRun:
 
     def supersede(self, reference: CheckpointReference) -> None:
         """Let retention pass over a checkpoint."""
-        body = CheckpointSuperseded(
-            step=reference.step,
-            attempt=reference.attempt,
-            prefix=reference.prefix,
-            manifest_sha256=reference.manifest_sha256,
-            why="it is old",
-        )
+        body = entries.superseded(reference, "it is old")
         self.log.append(lambda state: body, writer=this_writer())
 
     def end(self, reason: str) -> None:
@@ -106,19 +95,11 @@ class WritingRun:
         )
 
 
-def open_writing_run(store: ObjectStore, folder: Path, **opening: Any) -> WritingRun:
+def open_writing_run(store: ObjectStore, folder: Path, *, overrides: Sequence[str] = (), **opening: Any) -> WritingRun:
     """Build the snapshot and open the run; no attempt is started."""
-    config = configuration(folder)
+    config = configuration(folder, overrides)
     snapshot = build_snapshot(store, config.data, folder)
     log = RunLog(store, RUN)
-    body = entries.opened(
-        RUN,
-        model_family=config.model_family or "gpt2-tiny",
-        config=config.frozen(),
-        config_sha256=config.frozen_sha256(),
-        data_snapshot=snapshot.snapshot_id,
-        total_steps=40,
-        **opening,
-    )
+    body = entries.opened_with(config, RUN, snapshot.snapshot_id, **opening)
     log.append(lambda state: body, writer=this_writer())
     return WritingRun(log=log, config=config, manifest=snapshot.manifest)

@@ -1,10 +1,12 @@
 """A store somebody else wrote to: a run and an alias whose entries can be changed and are chained anew."""
 
 import contextlib
+import copy
 import hashlib
 import io
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +56,22 @@ class HostileStore:
         for name, entries in self.originals.items():
             self.write(name, [{**entry, "body": with_words(entry["body"], words)} for entry in entries])
 
+    def entries_of(self, name: str = "runs/bard") -> list[Any]:
+        """Return a copy of the entries of a log, to be changed."""
+        return copy.deepcopy(self.originals[name])
+
     def restore(self) -> None:
         for name, entries in self.originals.items():
             self.write(name, entries)
+
+    @contextlib.contextmanager
+    def written(self, entries: list[Any], name: str = "runs/bard") -> Iterator[None]:
+        """Write these entries over the log while the block runs."""
+        self.write(name, entries)
+        try:
+            yield
+        finally:
+            self.restore()
 
     def say(self, line: str) -> tuple[int, str, str]:
         """Run a verb in this process; returns exit code, stdout, stderr."""

@@ -170,28 +170,15 @@ def test_verify_reads_the_weights_beside_the_adapters(cairn: Cairn, store: Local
     assert ended.code == 5 and "initial/" in ended.err
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (("training.lora.rank=4",), "adapters need weights to be beside; add training.init_from"),
-        (("training.lora.rank=0",), "training.lora.rank = 0: must be a whole number above 0"),
-        (("training.lora.ranks=4",), "training.lora.ranks = 4: unknown key; did you mean training.lora.rank"),
-        (("training.lora=8",), "training.lora = 8: must be a section"),
-        (
-            ('training.lora.targets=["q"]', "training.init_from=out"),
-            "'q' is no linear layer of the network; it has c_attn",
-        ),
-        (("training.lora.rank=1", "training.optimizer=muon"), "lora cannot be combined with optimizer='muon'"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_in_words(
-    cairn: Cairn, store: LocalStore, tmp_path: Path, settings: tuple[str, ...], words: str
+def test_a_target_that_is_no_linear_layer_of_the_network_is_refused_with_those_there_are(
+    cairn: Cairn, store: LocalStore, tmp_path: Path
 ) -> None:
     commit_model(store, tmp_path, small_configuration())
     assert cairn("export", "bard", "out").code == 0
     (tmp_path / "run.toml").write_text('[data]\nsources = ["text.jsonl"]\n[training]\nsteps = 2\ndevice = "cpu"\n')
-    ended = cairn("train", "run.toml", *(word for each in settings for word in ("--set", each)), "--dry-run")
-    assert ended.code == 2 and words in ended.err
+    settings = ("--set", 'training.lora.targets=["q"]', "--set", "training.init_from=out")
+    ended = cairn("train", "run.toml", *settings, "--dry-run")
+    assert ended.code == 2 and "'q' is no linear layer of the network; it has c_attn" in ended.err
 
 
 def test_a_plan_counts_what_is_trained_and_no_batch_is_learned_by_heart_beside_random_weights(

@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import ROOT, chosen_folders
 from tests.fabricated_run import FabricatedRun
-
-
-def command(tmp_path: Path, line: str, redirection: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CAIRN_STORE": str(tmp_path / "store"), "PYTHONPATH": str(Path(__file__).parents[2])}
-    shell = ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m cairn.cli.command {line} {redirection}"]
-    return subprocess.run(shell, env={**environment, **variables}, check=False, timeout=240, stderr=-1, text=True)
-
 
 FORKS = """
 import os, pathlib, sys, cairn.cli.command as c
@@ -29,14 +23,13 @@ for line in sys.argv[2:]:
 """
 
 
-def codes_of(tmp_path: Path, lines: list[str], redirection: str) -> list[int]:
-    """Exit codes of command lines with these streams, each in a process forked after the imports."""
-    codes = tmp_path / "codes.txt"
-    words = [sys.executable, "-c", FORKS, str(codes), *lines]
-    environment = {**os.environ, "CAIRN_STORE": str(tmp_path / "store"), "PYTHONPATH": str(Path(__file__).parents[2])}
-    shell = ["sh", "-c", f"exec {shlex.join(words)} {redirection}"]
-    subprocess.run(shell, env=environment, check=False, timeout=240, stderr=subprocess.DEVNULL)
-    return [int(code) for code in codes.read_text().split()]
+def run(
+    folder: Path, *words: str, redirection: str = "", stdout: int | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words, its streams as a shell's redirection says."""
+    shell = ["sh", "-c", f"exec {shlex.join([sys.executable, *words])} {redirection}"]
+    environment = {**os.environ, **chosen_folders(folder), "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(shell, env=environment, stdout=stdout, stderr=-1, text=True, timeout=240, check=False)
 
 
 @pytest.fixture
@@ -51,18 +44,16 @@ def damaged(bard: FabricatedRun, tmp_path: Path) -> FabricatedRun:
 )
 def test_a_verb_leaves_with_the_code_of_what_it_found(damaged: FabricatedRun, tmp_path: Path, redirection: str) -> None:
     lines = {"verify bard --json": 5, "status nobody": 2, "status bard --json": 0}
-    assert codes_of(tmp_path, list(lines), redirection) == list(lines.values())
+    run(tmp_path, "-c", FORKS, str(tmp_path / "codes.txt"), *lines, redirection=redirection)
+    assert [int(code) for code in (tmp_path / "codes.txt").read_text().split()] == list(lines.values())
 
 
-def test_a_reader_that_has_gone_changes_no_code(damaged: FabricatedRun, tmp_path: Path) -> None:
+def test_a_reader_that_has_gone_changes_no_code_and_costs_no_words(damaged: FabricatedRun, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    environment = {**os.environ, "CAIRN_STORE": str(tmp_path / "store")}
-    arguments = [sys.executable, "-m", "cairn.cli.command", "verify", "bard", "--json"]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(arguments, cwd=root, env=environment, stdout=writing, check=False, timeout=240)
+    done = run(tmp_path, "-m", "cairn.cli.command", "verify", "bard", "--json", stdout=writing)
     os.close(writing)
-    assert done.returncode == 5
+    assert (done.returncode, "Traceback" in done.stderr) == (5, False)
 
 
 @pytest.mark.linux  # writes to /dev/full
@@ -70,6 +61,7 @@ def test_a_reader_that_has_gone_changes_no_code(damaged: FabricatedRun, tmp_path
 def test_output_that_finds_no_room_is_an_error_in_one_line(
     bard: FabricatedRun, tmp_path: Path, unbuffered: str
 ) -> None:
-    ended = command(tmp_path, "status bard --json", "> /dev/full", PYTHONUNBUFFERED=unbuffered)
+    words = ("-m", "cairn.cli.command", "status", "bard", "--json")
+    ended = run(tmp_path, *words, redirection="> /dev/full", PYTHONUNBUFFERED=unbuffered)
     assert ended.returncode == 1
     assert ended.stderr == "cairn: the output could not be written: [Errno 28] No space left on device\n"

@@ -2,26 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
 from cairn.reports.queries.run_comparison import compare_runs, find_runs
 from cairn.reports.text.display_tables import compared_runs_table
-from cairn.storage.logs.step_log import step_log_key
 from cairn.storage.stores.local_store import LocalStore
-from tests.commands import Cairn
-from tests.entries import step_record
-from tests.fabricated_run import FabricatedRun, fabricate
+from tests.commands import ROOT, Cairn
+from tests.fabricated_run import FabricatedRun, fabricate, write_steps
 
 BEST_RATE = (
     "select lr, min(val_loss) as best from runs where starts_with(run_id, 'rates.') group by lr order by best limit 1"
 )
-
-
-def step_line(step: int, attempt: int, loss: float, rate: float) -> bytes:
-    record = step_record(step, attempt, train_loss=loss + 1 / step, lr=rate)
-    return msgspec.json.encode(record) + b"\n"
 
 
 def trained(store: LocalStore, run_id: str, rate: str, loss: float) -> FabricatedRun:
@@ -29,8 +22,7 @@ def trained(store: LocalStore, run_id: str, rate: str, loss: float) -> Fabricate
     overrides = [f"training.lr={rate}", "cost.gpu_hour_price=3.0"]
     run = fabricate(store, run_id, overrides=overrides)
     number = run.start(overrides=overrides)
-    lines = [step_line(step, number, loss, float(rate)) for step in range(1, 11)]
-    store.write(step_log_key(run.log.prefix, number), b"".join(lines))
+    write_steps(run.log, number, range(1, 11), train_loss=lambda step: loss + 1 / step, lr=float(rate))
     run.evaluate(run.commit(10), loss=loss)
     run.end("preempted", action="resume", charged="preempted", gpu_seconds=3600.0)
     return run
@@ -44,11 +36,30 @@ def rates(store: LocalStore) -> LocalStore:
     return store
 
 
-@pytest.mark.usefixtures("rates")
-def test_runs_of_equal_bits_say_with_which_and_until_which_step(cairn: Cairn) -> None:
-    compared = json.loads(cairn("compare", "rates", "--json").out)["runs"]
+@pytest.fixture
+def compared(rates: LocalStore, cairn: Cairn) -> list[dict[str, Any]]:
+    """The runs of the set, as they are compared by its name."""
+    found: list[dict[str, Any]] = json.loads(cairn("compare", "rates", "--json").out)["runs"]
+    return found
+
+
+def test_the_name_of_a_set_stands_for_its_runs(compared: list[dict[str, Any]]) -> None:
+    assert [run["run_id"] for run in compared] == ["rates.lr=1e-2", "rates.lr=1e-3", "rates.lr=1e-4"]
+
+
+def test_runs_of_equal_bits_say_with_which_and_until_which_step(compared: list[dict[str, Any]]) -> None:
     same = "identical to rates.lr=1e-2 until step 10"  # what these runs commit depends on the step alone
     assert [run["identical"] for run in compared] == ["", same, same]
+
+
+def test_only_what_differs_of_the_configurations_is_shown(compared: list[dict[str, Any]]) -> None:
+    assert [run["settings"] for run in compared] == [{"training.lr": lr} for lr in (0.01, 0.001, 0.0001)]
+
+
+def test_each_run_has_its_losses_and_its_cost(compared: list[dict[str, Any]]) -> None:
+    best = compared[1]
+    assert (best["best"]["step"], best["best"]["tokens"], best["best"]["val_loss"]) == (10, 160, 2.0)
+    assert (best["train_loss"], best["gpu_seconds"], best["money"], best["currency"]) == (2.1, 3600.0, 3.0, "USD")
 
 
 def test_losses_stand_first_and_bits_speed_and_memory_beside_them(rates: LocalStore) -> None:
@@ -58,46 +69,18 @@ def test_losses_stand_first_and_bits_speed_and_memory_beside_them(rates: LocalSt
 
 
 @pytest.mark.usefixtures("rates")
-def test_the_name_of_a_set_stands_for_its_runs(cairn: Cairn) -> None:
-    compared = json.loads(cairn("compare", "rates", "--json").out)
-    assert [run["run_id"] for run in compared["runs"]] == ["rates.lr=1e-2", "rates.lr=1e-3", "rates.lr=1e-4"]
-
-
-@pytest.mark.usefixtures("rates")
-def test_only_what_differs_of_the_configurations_is_shown(cairn: Cairn) -> None:
-    compared = json.loads(cairn("compare", "rates", "--json").out)
-    assert [run["settings"] for run in compared["runs"]] == [{"training.lr": lr} for lr in (0.01, 0.001, 0.0001)]
-
-
-@pytest.mark.usefixtures("rates")
-def test_the_terminal_shows_the_best_run_first(cairn: Cairn) -> None:
-    lines = cairn("compare", "rates").out.splitlines()
+def test_the_terminal_shows_the_best_run_first_money_and_held_out_losses_a_run_a_column(cairn: Cairn) -> None:
+    out = cairn("compare", "rates").out
+    lines = out.splitlines()
     assert lines[0].split()[:2] == ["run", "best"] and "rates.lr=1e-3" in " ".join(lines[1:4]), lines
+    assert "3.00 USD" in out and lines[-1].split() == ["10", "3", "2", "4"]
 
 
 @pytest.mark.usefixtures("rates")
-def test_the_terminal_shows_the_held_out_losses_a_run_a_column(cairn: Cairn) -> None:
-    assert cairn("compare", "rates").out.splitlines()[-1].split() == ["10", "3", "2", "4"]
-
-
-@pytest.mark.usefixtures("rates")
-def test_each_run_has_its_losses_and_its_cost(cairn: Cairn) -> None:
-    best = json.loads(cairn("compare", "rates.lr=1e-3", "rates.lr=1e-2", "--json").out)["runs"][0]
-    assert (best["best"]["step"], best["best"]["tokens"], best["best"]["val_loss"]) == (10, 160, 2.0)
-    assert (best["train_loss"], best["gpu_seconds"], best["money"]) == (2.1, 3600.0, 3.0)
-
-
-@pytest.mark.usefixtures("rates")
-def test_money_has_its_currency_in_the_table_and_is_a_number_in_json(cairn: Cairn) -> None:
-    assert "3.00 USD" in cairn("compare", "rates").out
-    assert {(run["money"], run["currency"]) for run in json.loads(cairn("compare", "rates", "--json").out)["runs"]} == {
-        (3.0, "USD")
-    }
-
-
-@pytest.mark.usefixtures("rates")
-@pytest.mark.parametrize("across", ["step", "tokens", "time"])
-@pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
+@pytest.mark.parametrize(
+    ("across", "name", "begins"),
+    [("step", "a.png", b"\x89PNG"), ("tokens", "a.svg", b"<?xml"), ("time", "b.png", b"\x89PNG")],
+)
 def test_the_losses_are_drawn_over_each_other(
     cairn: Cairn, tmp_path: Path, across: str, name: str, begins: bytes
 ) -> None:
@@ -107,27 +90,12 @@ def test_the_losses_are_drawn_over_each_other(
 
 
 @pytest.mark.usefixtures("rates")
-def test_which_learning_rate_was_best_is_one_query(cairn: Cairn) -> None:
+def test_which_learning_rate_was_best_is_one_query_which_the_page_about_looking_at_runs_has(cairn: Cairn) -> None:
     assert json.loads(cairn("sql", BEST_RATE, "--json").out) == [{"lr": 0.001, "best": 2.0}]
+    assert BEST_RATE in " ".join((ROOT / "docs/how-to/look-at-runs.md").read_text().split())
 
 
-def test_the_page_about_looking_at_runs_has_that_query() -> None:
-    page = " ".join(Path("docs/how-to/look-at-runs.md").read_text().split())
-    assert BEST_RATE in page
-
-
-@pytest.mark.usefixtures("rates")
 def test_two_runs_without_a_step_are_compared_and_drawn(cairn: Cairn, store: LocalStore) -> None:
     fabricate(store, "one")
     fabricate(store, "two")
     assert cairn("compare", "one", "two", "--png", "empty.png").code == 0
-
-
-def test_one_run_alone_is_refused(bard: FabricatedRun, cairn: Cairn) -> None:
-    ended = cairn("compare", "bard")
-    assert (ended.code, "name another run" in ended.err) == (2, True)
-
-
-def test_a_name_that_is_neither_run_nor_set_is_refused(bard: FabricatedRun, cairn: Cairn) -> None:
-    ended = cairn("compare", "bard", "brad")
-    assert (ended.code, "did you mean bard?" in ended.err) == (2, True)

@@ -92,17 +92,6 @@ def test_a_store_that_cannot_be_asked_completes_nothing_and_says_nothing(cairn: 
     assert completed(cairn, "status", "", CAIRN_STORE="gs://no/such") == []
 
 
-def test_completion_imports_neither_torch_nor_prefect(bard: FabricatedRun, tmp_path: Path) -> None:
-    code = (
-        "import sys; from cairn.cli.command import run_command\n"
-        "for words in (['sample', 'bard@'], ['train', '--set', 't']): run_command(['__complete', *words])\n"
-        "print(sorted({'torch', 'prefect', 'pyarrow', 's3fs'} & sys.modules.keys()))"
-    )
-    environment = {**os.environ, **chosen_folders(tmp_path), "PYTHONPATH": str(ROOT)}
-    printed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert "bard@20" in printed.stdout and printed.stdout.endswith("\n[]\n")
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_tab_in_a_real_shell_completes_options_files_runs_checkpoints_aliases_and_keys(
     shell: Shell, bard: FabricatedRun, tmp_path: Path

@@ -4,20 +4,17 @@ import json
 import os
 import pty
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.machine.placement import this_placement
-from tests.commands import ROOT, Cairn, Ended
+from tests.commands import Cairn, Ended, run_python
 from tests.fabricated_run import FabricatedRun, fabricate
+from tests.settled_run import hold
 
 CHECKPOINTS = "runs/old/checkpoints"
 KILLED = """
@@ -44,8 +41,7 @@ def old(store: LocalStore) -> FabricatedRun:
     run = fabricate(store, "old")
     run.start()
     run.commit(20)
-    run.finish(run.commit(40))
-    run.end("completed", action="finish")
+    run.complete()
     return run
 
 
@@ -121,10 +117,7 @@ def test_what_an_alias_needs_is_refused_by_name(bard: FabricatedRun, cairn: Cair
 
 def test_a_live_owner_keeps_the_run_before_anything_is_asked(cairn: Cairn, store: LocalStore) -> None:
     run = fabricate(store, "alive")
-    run.start(placement=this_placement(device="cpu", threads=1))
-    now = datetime.now(UTC)
-    beat = Heartbeat(attempt=1, beat=1, step=1, train_loss=1.0, tokens=1, gpu_seconds=1.0, at=now)
-    write_heartbeat(store, run.log.prefix, beat)
+    hold(run)
     ended = cairn("delete", "alive")
     assert (ended.code, run.log.refresh().deleted) == (7, None)
     assert "run alive: attempt 1 on " in ended.err and "is at work; wait for it or stop it there" in ended.err
@@ -169,9 +162,8 @@ def test_nothing_is_left_to_delete_the_second_time(old: FabricatedRun, cairn: Ca
 def test_after_a_kill_in_the_middle_status_says_so_and_the_same_command_goes_on(
     old: FabricatedRun, cairn: Cairn, store: LocalStore, tmp_path: Path
 ) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CAIRN_STORE": str(tmp_path / "store")}
-    killed = subprocess.run([sys.executable, "-c", KILLED], env=environment, cwd=tmp_path, timeout=60, check=False)
-    assert (killed.returncode, len(store.keys(CHECKPOINTS)) > 0) == (-signal.SIGKILL, True)
+    killed = run_python(("-c", KILLED), tmp_path, {})
+    assert (killed.code, len(store.keys(CHECKPOINTS)) > 0) == (-signal.SIGKILL, True)
     assert states(cairn("runs", "--json")) == {"old": "deleting"}
     assert "`cairn delete old` goes on" in cairn("status", "old").out
     assert (cairn("delete", "old").code, store.keys(CHECKPOINTS)) == (0, [])

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.texts import describe_finished_run
-from cairn.storage.logs.registry import Refused, Registry
+from cairn.storage.logs.registry import Registry
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.settings import CostConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+from tests import entries
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, fabricate, store_bard
 from tests.writing_run import open_writing_run
@@ -19,15 +20,8 @@ def refuse(run: FabricatedRun, gate: str) -> None:
     """Record that the champion's alias refused the run's newest commit."""
     newest = run.log.state.newest_committed
     assert newest is not None
-    body = Refused(
-        alias="champion",
-        run_id=run.log.run_id,
-        step=newest.committed.step,
-        manifest_sha256=newest.committed.manifest_sha256,
-        gate=gate,
-        detail="it is worse",
-        by="a test",
-    )
+    where = {"step": newest.committed.step, "manifest_sha256": newest.committed.manifest_sha256}
+    body = entries.refused(run_id=run.log.run_id, gate=gate, **where)
     Registry(run.log.store, "champion").append(lambda state: body)
 
 

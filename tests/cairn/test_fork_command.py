@@ -7,7 +7,6 @@ from cairn.reports.queries.run_lookup import configuration_of, find_checkpoint
 from cairn.storage.checkpoints.resume_point import new_pin, newest_verified, pin_checkpoint
 from cairn.storage.errors import NothingReadable
 from cairn.storage.logs.log_entry import this_writer
-from cairn.storage.logs.run_entries import DataQuarantined
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.snapshots.data_snapshot import read_manifest
@@ -49,8 +48,7 @@ def refusal(parent: WritingRun, *overrides: str, reference: str | None = None) -
 
 
 def quarantine(parent: WritingRun) -> None:
-    body = DataQuarantined(attempt=1, reason="bad-data", windows=(3, 5), detail="not finite")
-    parent.log.append(lambda state: body, writer=this_writer(attempt=1))
+    parent.log.append(lambda state: entries.spoiled(3, 5), writer=this_writer(attempt=1))
 
 
 def kept_steps(parent: WritingRun) -> list[int]:

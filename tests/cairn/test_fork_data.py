@@ -81,7 +81,7 @@ def test_with_other_weights_or_stages_the_origin_counts_the_draws_of_each_source
     document["data"] |= {"sources": sources, "weights": [3.0, 1.0]}
     config = parse_configuration(document, overrides=(), environment={}, name="test")
     snapshot, log = build_snapshot(store, config.data, tmp_path), RunLog(store, RUN)
-    body = entries.opened(RUN, config=config.frozen(), data_snapshot=snapshot.snapshot_id, total_steps=40)
+    body = entries.opened_with(config, RUN, snapshot.snapshot_id)
     log.append(lambda state: body, writer=this_writer())
     run = WritingRun(log=log, config=config, manifest=snapshot.manifest)
     run.start()

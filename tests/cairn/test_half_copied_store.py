@@ -21,6 +21,7 @@ from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore
 
+Poll = Callable[..., dict[str, str]]
 RUN_LOG, MODEL_LOG = "runs/bard/log", "models/champion/log"
 
 
@@ -85,7 +86,7 @@ def test_verify_exits_with_5_and_lists_what_is_missing_as_json(
 
 
 @pytest.fixture
-def poll(tmp_path: Path) -> Callable[..., dict[str, str]]:
+def poll(tmp_path: Path) -> Poll:
     """Poll twice, an hour apart: what shows no life in between is continued."""
 
     def poll(store: ObjectStore, recorded: Recorded, times: tuple[float, ...] = (1000.0, 4600.0)) -> dict[str, str]:
@@ -108,7 +109,7 @@ def silent_run(store: ObjectStore) -> FabricatedRun:
     return run
 
 
-def test_a_silent_run_that_is_whole_is_continued(poll: Callable[..., dict[str, str]]) -> None:
+def test_a_silent_run_that_is_whole_is_continued(poll: Poll) -> None:
     store, recorded = MemoryStore("whole"), Recorded()
     silent_run(store)
     poll(store, recorded)
@@ -117,9 +118,7 @@ def test_a_silent_run_that_is_whole_is_continued(poll: Callable[..., dict[str, s
 
 @pytest.mark.parametrize("indexed", [False, True], ids=["no index", "index"])
 @pytest.mark.parametrize("seq", range(5))
-def test_a_watcher_begins_nothing_on_a_half_copied_log(
-    poll: Callable[..., dict[str, str]], seq: int, indexed: bool
-) -> None:
+def test_a_watcher_begins_nothing_on_a_half_copied_log(poll: Poll, seq: int, indexed: bool) -> None:
     store, recorded = MemoryStore("half"), Recorded()
     silent_run(store)
     if indexed:

@@ -4,7 +4,6 @@ Never a traceback, never a hang, and no word of a log steers the terminal it is 
 chained anew, as only somebody who can write to the store could: hashes alone do not help against those.
 """
 
-import copy
 import dataclasses
 import json
 import re
@@ -49,19 +48,15 @@ def fuzz(hostile: HostileStore, lines: list[str], examples: int) -> None:
     @given(st.data())
     def tried(data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(["runs/bard", "runs/bard", "runs/bard", "models/champion"]))
-        entries = copy.deepcopy(hostile.originals[name])
+        entries = hostile.entries_of(name)
         entry = data.draw(st.sampled_from(entries))
         place = data.draw(st.sampled_from([place for place in places(entry) if place[0] not in ("prev", "seq")]))
         change(entry, place, data.draw(st.sampled_from([*VALUES, ...])))
-        hostile.write(name, entries)
-        for line in lines:
-            is_answered(hostile, line)
-        hostile.restore()
+        with hostile.written(entries, name):
+            for line in lines:
+                is_answered(hostile, line)
 
-    try:
-        tried()
-    finally:
-        hostile.restore()
+    tried()
 
 
 @pytest.mark.xdist_group("hostile-log")
@@ -71,13 +66,10 @@ def test_a_log_with_any_value_anywhere_is_answered_or_refused_in_one_line(hostil
 
 @pytest.mark.xdist_group("hostile-log")
 def test_a_run_that_waited_since_before_there_were_dates_is_reported(hostile: HostileStore) -> None:
-    entries = copy.deepcopy(hostile.originals["runs/bard"])
+    entries = hostile.entries_of()
     entries[0]["at"] = "0001-01-01T00:00:00+14:00"
-    hostile.write("runs/bard", entries)
-    try:
+    with hostile.written(entries):
         is_answered(hostile, "report bard")
-    finally:
-        hostile.restore()
 
 
 EVIDENCE = [item.name for item in dataclasses.fields(Evidence)]
@@ -88,29 +80,23 @@ LAST_WORDS = [*(item.name for item in dataclasses.fields(ExceptionReport)), "spi
 @pytest.mark.parametrize("in_words", [False, True], ids=["evidence", "last words"])
 def test_evidence_of_any_value_is_explained(hostile: HostileStore, value: object, in_words: bool) -> None:
     found = {"last_words": dict.fromkeys(LAST_WORDS, value)} if in_words else dict.fromkeys(EVIDENCE, value)
-    entries = copy.deepcopy(hostile.originals["runs/bard"])
+    entries = hostile.entries_of()
     for entry in entries:
         if entry["kind"] == "attempt-ended":
             entry["body"]["evidence"] = found
-    hostile.write("runs/bard", entries)
-    try:
+    with hostile.written(entries):
         for line in ("explain bard --attempt 1", "attempts bard"):
             is_answered(hostile, line)
-    finally:
-        hostile.restore()
 
 
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
 def test_a_cost_of_any_value_is_reported_or_refused(hostile: HostileStore, value: object) -> None:
-    entries = copy.deepcopy(hostile.originals["runs/bard"])
+    entries = hostile.entries_of()
     for entry in entries:
         if "config" in entry["body"]:
             entry["body"]["config"]["cost"] = value
-    hostile.write("runs/bard", entries)
-    try:
+    with hostile.written(entries):
         is_answered(hostile, "report bard")
-    finally:
-        hostile.restore()
 
 
 @pytest.mark.slow
@@ -149,17 +135,14 @@ def test_json_keeps_every_character_that_it_writes_as_a_number(steering: Hostile
 def test_a_configuration_that_is_none_is_an_integrity_error_in_one_line(
     hostile: HostileStore, line: str, where: tuple[str, ...]
 ) -> None:
-    entries = copy.deepcopy(hostile.originals["runs/bard"])
+    entries = hostile.entries_of()
     for entry in entries:
         if entry["kind"] in ("run-opened", "attempt-started") and (
             where[0] in entry["body"]["config"] or len(where) == 1
         ):
             change(entry["body"]["config"], where, ["\x1b[31m"])
-    hostile.write("runs/bard", entries)
-    try:
+    with hostile.written(entries):
         is_answered(hostile, line)
-    finally:
-        hostile.restore()
 
 
 def damaged(data: bytes) -> Callable[[HostileStore], None]:
@@ -184,11 +167,9 @@ def sparse(hostile: HostileStore) -> None:
 def test_an_entry_that_is_none_is_an_integrity_error_in_one_line(
     hostile: HostileStore, line: str, damage: Callable[[HostileStore], None]
 ) -> None:
-    damage(hostile)
-    try:
+    with hostile.written(hostile.entries_of()):
+        damage(hostile)
         code, out, err = hostile.say(line)
-    finally:
-        hostile.restore()
     assert (code, out, err.count("\n")) == (5, "", 1) and "9999999999.json" in err
 
 
@@ -206,13 +187,10 @@ def test_one_hostile_run_does_not_hide_the_others(tmp_path: Path) -> None:
 
 
 def test_a_version_of_tomorrow_is_shown_and_not_interpreted(hostile: HostileStore) -> None:
-    entries = copy.deepcopy(hostile.originals["runs/bard"])
+    entries = hostile.entries_of()
     for entry in entries[2:]:
         entry["version"] = 2
-    hostile.write("runs/bard", entries)
-    try:
+    with hostile.written(entries):
         for line in VERBS:
             is_answered(hostile, line)
         assert "attempt-ended" in hostile.say("log bard")[1]
-    finally:
-        hostile.restore()

@@ -1,4 +1,4 @@
-"""Words of foreign origin stay words wherever a page, a form or a terminal shows them."""
+"""Words of foreign origin stay words wherever a page, a form or a terminal shows them; Markdown: test_markdown_text."""
 
 import io
 import json
@@ -16,12 +16,13 @@ from cairn.operations.exported_model import write_card
 from cairn.reports.queries.receipts import read_receipts
 from cairn.reports.queries.run_lookup import FoundCheckpoint, read_beat
 from cairn.reports.queries.run_status import read_status
-from cairn.reports.text.display_tables import Table, budgets_table, markdown_table, markdown_text, receipts_table
-from cairn.storage.logs.registry import Promoted
-from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
+from cairn.reports.text.display_tables import budgets_table, markdown_table, receipts_table
+from cairn.storage.snapshots.snapshot_manifest import SnapshotSource
 from cairn.tasks.text.format import sanitize, sanitize_json
 from cairn.tasks.text.output import print_document, print_facts, print_table, say
+from tests.entries import promoted
 from tests.fabricated_run import FabricatedRun
+from tests.storage.staged_snapshot import manifest_of
 
 TAGS = (
     "<script>alert(1)</script><img src=x onerror=alert(1)> [a](javascript:alert(1)) ![b](https://example.org/x) | \n# h"
@@ -35,48 +36,10 @@ def stays_text(markdown: str) -> None:
     assert not re.search(r"(?<!\\)!\[", markdown), "a picture that is fetched"
 
 
-def promoted(**changed: Any) -> Promoted:
-    return Promoted(
-        **{
-            "alias": "champion",
-            "run_id": "bard",
-            "step": 5,
-            "prefix": "p",
-            "manifest_sha256": "m" * 64,
-            "suite_sha256": "s",
-            "data_snapshot": "d",
-            "metrics": {"val_loss": 1.0},
-            "by": "somebody",
-            "why": "better",
-            "previous": None,
-            **changed,
-        }
-    )
-
-
-@pytest.mark.parametrize("words", [TAGS, STEERING, TAGS + STEERING])
-def test_markdown_holds_them_as_text_on_one_line(words: str) -> None:
-    shown = markdown_text(words)
-    stays_text(shown)
-    assert shown.isprintable() and not re.search(r"(?<!\\)\|", shown)
-
-
-def test_a_table_the_orchestrator_shows_holds_them_as_text() -> None:
-    table = markdown_table(Table(columns=("a",), rows=((TAGS,),)))
-    stays_text(table)
-    assert len(table.splitlines()) == 3
-
-
 def test_a_receipt_the_orchestrator_shows_holds_an_attempts_last_words_as_text(fresh: FabricatedRun) -> None:
     fresh.start()
-    ended: list[Any] = []
+    fresh.end("error", action="stop", detail=TAGS + STEERING)
     log = fresh.log
-    fresh.end("error", action="stop")
-    receipt = log.state.attempts[-1].ended
-    assert receipt is not None
-    ended.append(replace(receipt, detail=TAGS + STEERING))
-    last = replace(log.state.attempts[-1], ended=ended[0])
-    log.state = replace(log.state, attempts=log.state.attempts.replace_last(last))
     for table in (receipts_table(read_receipts(log, read_beat(log))), budgets_table(read_status(log).budgets)):
         stays_text(markdown_table(table))
 
@@ -100,17 +63,10 @@ def test_a_model_card_says_how_its_positions_are_bounded(bard: FabricatedRun, po
 
 def card_of(bard: FabricatedRun) -> str:
     """The model card of the newest checkpoint, of a network and a snapshot that are nowhere."""
-    state, size = bard.log.state, SplitSize(documents=1, tokens=2, bytes=3)
+    state = bard.log.state
     assert state.newest_committed is not None
-    manifest = SnapshotManifest(
-        version=1,
-        tokenizer_sha256="t",
-        vocab_size=257,
-        end_of_text_id=256,
-        val_fraction=0.1,
-        splits=SnapshotSplits(train=size, val=size),
-        sources=(SnapshotSource(name="a`b|c\x1b[2J\n", bytes=1, sha256="s", unit="line", documents=1),),
-    )
+    source = SnapshotSource(name="a`b|c\x1b[2J\n", bytes=1, sha256="s", unit="line", documents=1)
+    manifest = replace(manifest_of(train=2, val=2), sources=(source,))
     opened: Any = SimpleNamespace(
         snapshot=SimpleNamespace(manifest=manifest),
         network=SimpleNamespace(parameter_count=1),

@@ -7,42 +7,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from cairn.reports.pages.report_pages import OverviewRow, select_rows
 from cairn.storage.logs.log_entry import ForkOrigin
 from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.step_log import StepRecord, step_log_key
 from cairn.storage.stores.local_store import LocalStore
 from cairn.ui import live_page
 from tests.cairn.live_server import LiveServer, served
-from tests.entries import NOON, opened, step_record, writer
-from tests.fabricated_run import FabricatedRun, configuration, fabricate
+from tests.entries import NOON, opened, writer
+from tests.fabricated_run import FabricatedRun, configuration, fabricate, write_steps
 
-
-def falling(step: int, attempt: int, **more: Any) -> StepRecord:
-    """The record of a step whose loss falls."""
-    changes = {"tokens_per_second": 5.0, "mfu": 0.5, "memory_bytes": 0, "seconds": 2.0}
-    changes |= {"rss_bytes": 3, "disk_free_bytes": 4}
-    return step_record(step, attempt, train_loss=4.0 - step / 20, **changes | more)
-
-
-def write_steps(run: FabricatedRun, attempt: int, first: int, last: int, **more: Any) -> None:
-    """Append the records of some steps to an attempt's."""
-    path = run.log.store.local_path(step_log_key(run.log.prefix, attempt))
-    assert path is not None
-    path.parent.mkdir(exist_ok=True)
-    with path.open("ab") as file:
-        for step in range(first, last + 1):
-            file.write(msgspec.json.encode(falling(step, attempt, **more)) + b"\n")
+FALLING = {"train_loss": lambda step: 4.0 - step / 20, "tokens_per_second": 5.0, "mfu": 0.5, "seconds": 2.0}
+FALLING |= {"memory_bytes": 0, "rss_bytes": 3, "disk_free_bytes": 4}
 
 
 @pytest.fixture
 def live(bard: FabricatedRun, store: LocalStore, tmp_path: Path) -> Iterator[LiveServer]:
     """The live page of a store with the run `bard`."""
-    write_steps(bard, 1, 1, 22)
-    write_steps(bard, 2, 21, 33)
+    write_steps(bard.log, 1, range(1, 23), **FALLING)
+    write_steps(bard.log, 2, range(21, 34), **FALLING)
     with served(
         store, tmp_path / "work", {"CAIRN_COST__GPU_HOUR_PRICE": "3600", "CAIRN_COST__CURRENCY": "EUR"}
     ) as page:
@@ -150,7 +134,7 @@ def test_what_a_run_wrote_stands_beside_its_curve_step_by_step(live: LiveServer)
 
 
 def test_what_a_probe_wrote_is_among_the_samples(live: LiveServer, bard: FabricatedRun) -> None:
-    write_steps(bard, 2, 34, 34, sample="<b>To be")
+    write_steps(bard.log, 2, [34], **FALLING, sample="<b>To be")
     assert "<summary>step 34</summary><pre>&lt;b&gt;To be</pre>" in live.ask("/runs/bard").text
 
 
@@ -201,7 +185,7 @@ def test_what_a_run_adds_is_shown_at_the_next_look_and_an_unchanged_page_is_not_
 ) -> None:
     first = live.ask("/runs/bard")
     assert live.ask("/runs/bard", If_None_Match=first.headers["etag"]).status == 304
-    write_steps(bard, 2, 34, 36)
+    write_steps(bard.log, 2, range(34, 37), **FALLING)
     bard.beat(36)
     second = live.ask("/runs/bard", If_None_Match=first.headers["etag"])
     assert second.status == 200 and "step 36 of 40" in words(second.text)

@@ -58,14 +58,17 @@ def exchanges(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"operation": one.operation, "calls": one.calls, "bytes": one.bytes} for one in found]
 
 
-@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_processes_on_machines_that_are_not_there_are_planned_for(plan: Plan, mode: str) -> None:
-    document = planned(plan, *GPUS, "--set", f"training.parallel={mode}")
-    assert document["processes"] == 512 and document["exchanges"] == exchanges(document) != []
-
-
-def test_processes_of_one_machine_are_planned_for(plan: Plan) -> None:
-    document = planned(plan, *FP32, "--set", "training.processes=512", "--set", "training.memory_check=false")
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*GPUS, "--set", "training.parallel=ddp"),
+        (*GPUS, "--set", "training.parallel=fsdp"),
+        (*FP32, "--set", "training.processes=512", "--set", "training.memory_check=false"),
+    ],
+    ids=["machines that are not there, ddp", "fsdp", "one machine"],
+)
+def test_processes_on_machines_that_are_not_there_are_planned_for(plan: Plan, words: tuple[str, ...]) -> None:
+    document = planned(plan, *words)
     assert document["processes"] == 512 and document["exchanges"] == exchanges(document) != []
 
 

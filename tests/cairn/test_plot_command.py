@@ -1,20 +1,12 @@
-"""`cairn plot`: a file or a reason why not."""
+"""`cairn plot`: a file; what cannot be drawn is refused in `command_lines`."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands import Cairn
+from tests.commands import Cairn, imported_by
 from tests.fabricated_run import FabricatedRun
-
-PLOT_LISTS_LOADED = """
-import sys, cairn.cli.command as c
-assert c.run_command(["plot", "bard", sys.argv[2], "--store", sys.argv[1]]) == 0
-print(*sys.modules)
-"""
 
 
 @pytest.mark.parametrize(("name", "begins"), [("curve.png", b"\x89PNG"), ("curve.SVG", b"<?xml")])
@@ -40,28 +32,6 @@ def test_a_picture_is_replaced_and_nothing_else_is_left(bard: FabricatedRun, cai
     assert sorted(path.name for path in tmp_path.glob("*curve*")) == ["curve.png"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        pytest.param(("bard", "curve.jpg"), "curve.jpg: must end in .png or .svg", id="suffix"),
-        pytest.param(("bard", "no/curve.png"), "its folder does not exist", id="folder"),
-        pytest.param(("bard", "curve.png", "--width", "10"), "--width 10: must be 300 to 10000", id="width"),
-        pytest.param(("brad", "curve.png"), "runs here: bard", id="run"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_by_name(
-    bard: FabricatedRun, cairn: Cairn, arguments: tuple[str, ...], said: str
-) -> None:
-    ended = cairn("plot", *arguments)
-    assert ended.code == 2 and said in ended.err
-
-
 def test_drawing_needs_neither_torch_nor_the_orchestrator_nor_pyplot(bard: FabricatedRun, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PLOT_LISTS_LOADED, str(tmp_path / "store"), str(tmp_path / "curve.png")],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert {"torch", "prefect", "matplotlib.pyplot"} & set(done.stdout.split()) == set()
+    imported = imported_by(tmp_path, "plot", "bard", "curve.png")
+    assert (tmp_path / "curve.png").exists() and not {"torch", "prefect", "matplotlib.pyplot"} & imported

@@ -2,7 +2,6 @@
 gone back to.
 """
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,22 +20,6 @@ from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, promote
 
 HUMAN = Writer(host="here", pid=1)
-DECISION = {
-    "alias",
-    "kind",
-    "decided_at",
-    "run_id",
-    "step",
-    "manifest_sha256",
-    "gate",
-    "detail",
-    "by",
-    "why",
-    "evaluation",
-    "previous",
-    "current",
-    "promoted_at",
-}
 
 
 @pytest.fixture
@@ -106,9 +89,7 @@ def test_the_history_keeps_what_was_undone_and_what_was_refused(
     assert (views[0].why, "must be below" in (views[0].detail or "")) == ("nostalgia", True)
 
 
-def test_the_history_as_json_has_every_field_and_as_text_every_decision(three: FabricatedRun, cairn: Cairn) -> None:
-    printed = json.loads(cairn("models", "--history", "--json").out)
-    assert [set(item) for item in printed] == [DECISION] * 3
+def test_the_history_as_text_has_every_decision(three: FabricatedRun, cairn: Cairn) -> None:
     assert cairn("models", "--history").out.count("promoted") >= 3
 
 

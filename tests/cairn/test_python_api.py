@@ -16,11 +16,10 @@ from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_tables import columns
 from cairn.reports.text.display_tables import compared_runs_table
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs.step_log import StepRecord, step_log_key
-from cairn.storage.stores.codec import encode
 from cairn.storage.stores.local_store import LocalStore
-from tests.commands import ROOT, Ended, chosen_folders, run_here
-from tests.fabricated_run import fabricate
+from tests.cairn.command_folder import CONFIGURATION, TEXT
+from tests.commands import ROOT, Ended, chosen_folders, run_here, run_python
+from tests.fabricated_run import fabricate, write_steps
 from tests.writing_run import RUN, WritingRun, open_writing_run
 
 PAGE = ROOT / "docs" / "how-to" / "python.md"
@@ -57,23 +56,6 @@ asyncio.run(run(sys.argv[1:]))
 print(sorted({"torch", "prefect"} & set(sys.modules)))
 """
 READING = "import cairn; store = cairn.open(); run = store.run('bard')"
-TEXT = "\n\n".join(f"paragraph {number} of the text" for number in range(60))
-CONFIGURATION = """
-[data]
-sources = ["text.txt"]
-tokenizer = "bytes"
-[model]
-n_layer = 1
-n_head = 1
-n_embd = 8
-block_size = 8
-[training]
-steps = 8
-global_batch = 2
-device = "cpu"
-[checkpoint]
-every_steps = 2
-"""
 
 
 @pytest.fixture
@@ -85,16 +67,9 @@ def bard(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     run = open_writing_run(store, tmp_path)
     run.start()
-    values = dict.fromkeys(("lr", "grad_norm", "tokens_per_second", "mfu", "seconds"), 0.5)
     for step in (1, 2):
         run.commit(step)
-    lines = [
-        StepRecord(
-            step=n, attempt=1, train_loss=3.0 - n, memory_bytes=1, probe_loss=None, sample=None, tokens=n, **values
-        )
-        for n in (1, 2)
-    ]
-    store.write(step_log_key(run.log.prefix, 1), b"".join(encode(line).replace(b"\n", b"") + b"\n" for line in lines))
+    write_steps(run.log, 1, (1, 2), train_loss=lambda step: 3.0 - step, tokens=lambda step: step)
     return run
 
 
@@ -103,10 +78,9 @@ def snippets(*, train: bool) -> list[str]:
     return [snippet for snippet in found if ("cairn.train(" in snippet) == train]
 
 
-def test_importing_it_imports_nothing_heavy() -> None:
+def test_importing_it_imports_nothing_heavy(tmp_path: Path) -> None:
     code = f"import sys, cairn; print(*sorted(set({HEAVY}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    assert run_python(("-c", code), tmp_path, {}) == Ended(code=0, out="\n", err="")
 
 
 def test_the_snippets_of_the_page_run_as_they_stand(bard: WritingRun, store: LocalStore) -> None:
@@ -122,9 +96,9 @@ def cells() -> list[str]:
     return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
 
 
-def run_cells(chosen: list[str], folder: Path) -> Ended:
-    """Run cells as a notebook does, in a new process; says last whether that imported torch or Prefect."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def run_cells(chosen: list[str], folder: Path, **variables: str) -> Ended:
+    """Run cells as a notebook does, in a new process; carriage returns stay, as a notebook gets them."""
+    environment = {**os.environ, **chosen_folders(folder), "PYTHONPATH": str(ROOT), **variables}
     command = [sys.executable, "-c", AS_A_KERNEL, *chosen]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
     return Ended(code=done.returncode, out=done.stdout.decode(), err=done.stderr.decode())
@@ -142,14 +116,9 @@ def test_what_the_notebook_reads_is_shown_as_html_and_pictures_without_torch_and
 
 
 @pytest.mark.slow  # three trainings with their servers; the reading cells above and the page's snippets are quicker
-def test_every_cell_of_the_notebook_runs_as_it_stands_in_an_empty_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("CAIRN_STORE", raising=False)
+def test_every_cell_of_the_notebook_runs_as_it_stands_in_an_empty_folder(tmp_path: Path) -> None:
     (folder := tmp_path / "empty").mkdir()
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel does
-    done = run_cells(cells(), folder)
+    done = run_cells(cells(), folder, CAIRN_STORE="", FORCE_COLOR="1")  # as a kernel does
     assert done.code == 0 and "torch.Size" in done.out, done.err
     assert done.out.count("PNG of ") == 1 and "rates.lr=0.006" in done.out
     # A step's line ends without a newline, so that the next line takes its place; no terminal's codes are printed.
@@ -193,13 +162,19 @@ def test_text_of_others_is_no_tag_in_a_notebook(bard: WritingRun, monkeypatch: p
     assert show(table) == "<table><tr><th>&lt;b&gt;</th></tr><tr><td>&lt;script&gt;</td></tr></table>"
 
 
+def refused_training(folder: Path) -> cairn.TrainingStopped:
+    """Train the run with another seed than it has."""
+    (folder / "bard.toml").write_text(CONFIGURATION)
+    with pytest.raises(cairn.TrainingStopped, match="seed") as caught:
+        cairn.train("bard.toml", settings={"training.seed": 7})
+    return caught.value
+
+
 def test_in_a_notebook_the_command_speaks_in_the_cell(
     bard: WritingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
-    (tmp_path / "bard.toml").write_text(CONFIGURATION)
-    with pytest.raises(cairn.TrainingStopped):
-        cairn.train("bard.toml", settings={"training.seed": 7})
+    refused_training(tmp_path)
     said = capsys.readouterr()
     assert said.err == "" and said.out.startswith("\r") and "seed" in said.out
 
@@ -257,11 +232,9 @@ def test_an_empty_answer_keeps_its_columns(bard: WritingRun) -> None:
 def test_training_that_is_refused_raises_the_commands_words_and_exit_code(
     bard: WritingRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "bard.toml").write_text(CONFIGURATION)
-    with pytest.raises(cairn.TrainingStopped, match="seed") as caught:
-        cairn.train("bard.toml", settings={"training.seed": 7})
-    assert caught.value.exit_code == 6
-    assert str(caught.value) in capsys.readouterr().err
+    stopped = refused_training(tmp_path)
+    assert stopped.exit_code == 6
+    assert str(stopped) in capsys.readouterr().err
 
 
 @pytest.mark.slow  # a whole training with its server; the refusal above goes the same way to the command

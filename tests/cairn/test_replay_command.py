@@ -196,12 +196,6 @@ def test_people_get_a_table_and_the_sum(run: TrainedRun, cairn: Cairn) -> None:
     assert "0 to 2" in said[1] and said[-1] == f"run {RUN}: 1 committed segment, 1 equal"
 
 
-@pytest.mark.parametrize("sample", ["0%", "5", "101%", "x%"])
-def test_a_sample_that_is_no_percentage_is_refused(run: TrainedRun, cairn: Cairn, sample: str) -> None:
-    ended = cairn("replay", RUN, "--sample", sample)
-    assert ended.code == 2 and "must be a percentage" in ended.err
-
-
 def test_what_was_compiled_on_a_gpu_is_computed_again_on_one(run: TrainedRun) -> None:
     config = run.config.model_copy(update={"training": run.config.training.model_copy(update={"compile": True})})
     gpu, cpu = (

@@ -1,26 +1,20 @@
-import json
 import re
 from collections.abc import Mapping
-from datetime import timedelta
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from cairn.reports.pages.report_pages import html_report, markdown_report
 from cairn.reports.pages.run_report import gather_report
 from cairn.reports.queries.run_status import list_runs, read_status
-from cairn.storage.logs.log_entry import Writer
-from cairn.storage.logs.run_entries import DataQuarantined, EvaluationRecorded
-from cairn.storage.logs.step_log import StepRecord
 from cairn.storage.stores.local_store import LocalStore
+from tests import entries
 from tests.commands import Cairn
-from tests.entries import NOON
-from tests.fabricated_run import FabricatedRun, fabricate
+from tests.fabricated_run import HUMAN, FabricatedRun, fabricate, store_bard, write_steps
 from tests.memory_store import MemoryStore
 
-HUMAN = Writer(host="here", pid=1)
 HOSTILE = '<script>alert(1)</script> </td> "quoted" \x1b[31m| `tick` ```'
 
 
@@ -30,17 +24,7 @@ def found(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAIRN_STORE", store.url)
 
 
-def steps(run: FabricatedRun, attempt: int, first: int, last: int) -> None:
-    """Write the step records of one attempt."""
-    lines = [
-        StepRecord(
-            step=step, attempt=attempt, train_loss=5.0 - step / 20, lr=0.1, grad_norm=1.0, tokens_per_second=10.0,
-            mfu=0.1, memory_bytes=1, seconds=0.1, probe_loss=None, sample=None,
-        )
-        for step in range(first, last + 1)
-    ]  # fmt: skip
-    data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-    run.log.store.write(f"{run.log.prefix}/steps/attempt-{attempt:04d}.jsonl", data)
+FALLING = {"train_loss": lambda step: 5.0 - step / 20, "tokens_per_second": 10.0}
 
 
 def markdown(run: FabricatedRun, environment: Mapping[str, str] | None = None) -> str:
@@ -88,10 +72,10 @@ def hostile(store: LocalStore) -> FabricatedRun:
     """A run whose every free text is an attack."""
     run = fabricate(store, "hostile")
     run.start(host=HOSTILE)
-    steps(run, 1, 1, 12)
+    write_steps(run.log, 1, range(1, 13), **FALLING)
     reference = run.commit(10)
     run.evaluate(reference, loss=None)
-    body = DataQuarantined(attempt=1, reason=HOSTILE, windows=(3,), detail=HOSTILE)
+    body = replace(entries.spoiled(3, detail=HOSTILE), reason=HOSTILE)
     run.log.append(lambda state: body, writer=HUMAN)
     run.end(HOSTILE.replace("\x1b", ""), action="stop")
     return run
@@ -157,27 +141,38 @@ def test_time_without_a_living_attempt_is_waiting_and_counts_from_the_opening(ba
 
 
 def test_steps_trained_again_are_counted(bard: FabricatedRun) -> None:
-    steps(bard, 1, 1, 25)
-    steps(bard, 2, 21, 33)
+    write_steps(bard.log, 1, range(1, 26), **FALLING)
+    write_steps(bard.log, 2, range(21, 34), **FALLING)
     assert gather_report(bard.log, {})[0].cost.replayed_steps == 5
 
 
-def test_the_page_is_one_file_that_loads_and_runs_nothing(bard: FabricatedRun) -> None:
-    steps(bard, 1, 1, 20)
-    seen = Seen(html(bard))
+@pytest.fixture(scope="module")
+def curved() -> FabricatedRun:
+    """A run with a curve."""
+    run = store_bard(MemoryStore("page"))
+    write_steps(run.log, 1, range(1, 21), **FALLING)
+    return run
+
+
+@pytest.fixture(scope="module")
+def page(curved: FabricatedRun) -> str:
+    return html(curved)
+
+
+def test_the_page_is_one_file_that_loads_and_runs_nothing(page: str) -> None:
+    seen = Seen(page)
     assert not {"script", "link", "iframe", "object"} & set(seen.tags)
     assert all(address.startswith(("#", "data:image/png;base64,")) for address in seen.addresses)
 
 
-def test_the_page_is_well_formed_and_readable_without_seeing(bard: FabricatedRun) -> None:
-    steps(bard, 1, 1, 20)
-    seen = Seen(html(bard))
+def test_the_page_is_well_formed_and_readable_without_seeing(page: str) -> None:
+    seen = Seen(page)
     assert seen.open == [] and seen.tags.count("h1") == 1 and "th" in seen.tags
     assert any("Loss over steps" in text for text in seen.alternatives)
 
 
-def test_the_page_has_a_bar_for_each_attempt(bard: FabricatedRun) -> None:
-    titles = re.findall("<title>(attempt .+?)</title>", html(bard))
+def test_the_page_has_a_bar_for_each_attempt(page: str) -> None:
+    titles = re.findall("<title>(attempt .+?)</title>", page)
     assert titles == ["attempt 1: preempted, steps 0 to 12, 5.0 s", "attempt 2: open, steps 20 to 33, 0.8 s"]
 
 
@@ -200,11 +195,8 @@ def test_a_sample_cannot_leave_its_fence(store: LocalStore) -> None:
     run = fabricate(store, "sampled")
     run.start()
     reference = run.commit(10)
-    body = EvaluationRecorded(
-        step=10, manifest_sha256=reference.manifest_sha256, suite="s", suite_sha256="5" * 64, data_snapshot="d" * 64,
-        metrics={"val_loss": 2.0}, samples=("```\n# not a heading\n\x1b[2J<b>",), evaluator_version="1",
-        started_at=NOON + timedelta(seconds=1), seconds=1.0,
-    )  # fmt: skip
+    hash_and_suite = {"manifest_sha256": reference.manifest_sha256, "suite_sha256": "5" * 64}
+    body = entries.evaluated(10, 2.0, samples=("```\n# not a heading\n\x1b[2J<b>",), **hash_and_suite)
     run.log.append(lambda state: body, writer=HUMAN)
     assert "````\n```\n# not a heading\n<b>\n````" in markdown(run)
     assert "&lt;b&gt;</pre>" in html(run)
@@ -220,35 +212,20 @@ def test_a_thousand_attempts_stay_small_and_readable() -> None:
     assert len(re.findall("<rect class=.r-", page)) < 100
 
 
-def test_equal_runs_give_equal_pages(bard: FabricatedRun) -> None:
-    steps(bard, 1, 1, 20)
-    assert html(bard) == html(bard)
+def test_equal_runs_give_equal_pages(curved: FabricatedRun, page: str) -> None:
+    assert html(curved) == page
 
 
 def test_with_html_the_file_is_written_and_named(bard: FabricatedRun, cairn: Cairn, tmp_path: Path) -> None:
-    steps(bard, 1, 1, 20)
+    write_steps(bard.log, 1, range(1, 21), **FALLING)
     ended = cairn("report", "bard", "--html", "page.html")
     assert (ended.code, ended.out) == (0, "") and "page.html" in ended.err
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
-def test_a_file_that_cannot_be_written_is_a_usage_error(bard: FabricatedRun, cairn: Cairn) -> None:
-    assert cairn("report", "bard", "--html", "missing/page.html").code == 2
-
-
-def test_json_has_the_report_under_stable_names(bard: FabricatedRun, cairn: Cairn) -> None:
-    report = json.loads(cairn("report", "bard", "--json").out)
-    assert set(report) >= {
-        "run_id", "newest_seq", "model_family", "opened_at", "status", "state_sha256", "best", "cost", "reasons",
-        "attempts", "curve", "held_out", "evaluations", "checkpoints", "promotions", "opened", "quarantines",
-        "machines",
-    }  # fmt: skip
-
-
 def test_a_status_says_that_data_is_quarantined(fresh: FabricatedRun, cairn: Cairn) -> None:
     fresh.start()
-    body = DataQuarantined(attempt=1, reason="bad-data", windows=(3,), detail="why")
-    fresh.log.append(lambda state: body, writer=HUMAN)
+    fresh.log.append(lambda state: entries.spoiled(3), writer=HUMAN)
     assert read_status(fresh.log).quarantined_windows == 1
     assert "1 window of the data, never drawn again" in cairn("status", "fresh").out
 

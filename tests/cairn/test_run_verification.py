@@ -36,18 +36,18 @@ def initial_problems(store: MemoryStore) -> list[str]:
     return [problem for problem in verify_run(store, opened().run_id).problems if problem.startswith("initial/")]
 
 
-def test_the_weights_a_run_began_from_are_hashed_again(store: MemoryStore) -> None:
-    store.write(KEY, WEIGHTS)
-    assert initial_problems(store) == []
-
-
-def test_a_flipped_byte_in_them_is_named(store: MemoryStore) -> None:
-    store.write(KEY, b"T" + WEIGHTS[1:])
-    assert [KEY in problem for problem in initial_problems(store)] == [True]
-
-
-def test_their_absence_is_named(store: MemoryStore) -> None:
-    assert ["missing" in problem for problem in initial_problems(store)] == [True]
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [(WEIGHTS, []), (b"T" + WEIGHTS[1:], [KEY]), (None, ["missing"])],
+    ids=["as they were", "a flipped byte", "absent"],
+)
+def test_the_weights_a_run_began_from_are_hashed_again(
+    store: MemoryStore, found: bytes | None, said: list[str]
+) -> None:
+    if found is not None:
+        store.write(KEY, found)
+    problems = initial_problems(store)
+    assert [word for word, problem in zip(said, problems, strict=True) if word not in problem] == []
 
 
 def test_a_flipped_byte_in_what_is_kept_of_their_folder_is_named() -> None:
@@ -77,23 +77,33 @@ def registry_entry(seq: int) -> str:
     return f"models/champion/log/{entry_name(seq)}"
 
 
-def test_a_sound_registry_has_no_problem(promoted_run: FabricatedRun, store: MemoryStore) -> None:
-    assert alias_problems(store) == []
-
-
-def test_a_changed_decision_of_a_registry_is_named(promoted_run: FabricatedRun, store: MemoryStore) -> None:
+def change_decision(store: MemoryStore, run: FabricatedRun) -> None:
     store.write(registry_entry(0), store.read(registry_entry(0)).replace(b"a test", b"a thief"))
-    assert ["its checksum is" in problem for problem in alias_problems(store)] == [True]
 
 
-def test_a_missing_decision_is_a_hole_in_its_registry(promoted_run: FabricatedRun, store: MemoryStore) -> None:
-    store.delete(registry_entry(0))
-    assert ["seq 0 is missing" in problem for problem in alias_problems(store)] == [True]
+def pin_for_a_lost_alias(store: MemoryStore, run: FabricatedRun) -> None:
+    pin_checkpoint(run.log, new_pin(run.log.state.resume[0], placement(), alias="lost"), writer=writer())
 
 
-def test_an_alias_says_that_the_end_of_the_runs_log_is_gone(promoted_run: FabricatedRun, store: MemoryStore) -> None:
-    store.delete(f"runs/bard/log/{entry_name(promoted_run.log.seq)}")
-    assert ["its end is gone" in problem for problem in alias_problems(store)] == [True]
+Damage = Callable[[MemoryStore, FabricatedRun], object]
+DAMAGES: dict[str, tuple[Damage, list[str]]] = {
+    "none": (lambda store, run: None, []),
+    "a changed decision": (change_decision, ["its checksum is"]),
+    "a decision that is a hole": (lambda store, run: store.delete(registry_entry(0)), ["seq 0 is missing"]),
+    "the end of the run's log gone": (
+        lambda store, run: store.delete(f"runs/bard/log/{entry_name(run.log.seq)}"),
+        ["its end is gone"],
+    ),
+    "a registry gone that a pin names": (pin_for_a_lost_alias, ["models/lost/log: is gone"]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_that_an_alias_tells_of_is_named(promoted_run: FabricatedRun, store: MemoryStore, damage: str) -> None:
+    act, said = DAMAGES[damage]
+    act(store, promoted_run)
+    problems = alias_problems(store)
+    assert [word for word, problem in zip(said, problems, strict=True) if word not in problem] == []
 
 
 def test_an_alias_says_that_the_runs_whole_log_is_gone(promoted_run: FabricatedRun, store: MemoryStore) -> None:
@@ -101,12 +111,6 @@ def test_an_alias_says_that_the_runs_whole_log_is_gone(promoted_run: FabricatedR
         store.delete(key)
     with pytest.raises(IntegrityError, match="is gone, and alias champion points at the run"):
         verify_run(store, "bard")
-
-
-def test_a_pin_says_that_the_registry_is_gone(promoted_run: FabricatedRun, store: MemoryStore) -> None:
-    reference = promoted_run.log.state.resume[0]
-    pin_checkpoint(promoted_run.log, new_pin(reference, placement(), alias="lost"), writer=writer())
-    assert ["models/lost/log: is gone" in problem for problem in alias_problems(store)] == [True]
 
 
 def test_a_cached_registry_that_lost_its_end_is_named(promoted_run: FabricatedRun, store: MemoryStore) -> None:

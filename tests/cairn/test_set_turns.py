@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from tests.entries import decided, ended, evaluated, opened, started, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import committed
 
-STEPS = 729
+STEPS, COUNT = 729, 81
 DOCUMENT = {"data": {"sources": ["a.txt"]}, "training": {"steps": STEPS}, "checkpoint": {"every_steps": 1}}
 WORST = math.inf
 
@@ -116,11 +116,6 @@ class Trials:
         return {name: (state.high_water_step, rules[name]) for name, state in states.items()}
 
 
-@pytest.fixture
-def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    yield monkeypatch
-
-
 def trials_of(patch: pytest.MonkeyPatch, count: int, *overrides: str) -> Trials:
     trials = Trials(seed=7, count=count, overrides=overrides)
     patch.setattr(training_request, "open_store", trials.open_store)
@@ -129,30 +124,30 @@ def trials_of(patch: pytest.MonkeyPatch, count: int, *overrides: str) -> Trials:
 
 
 def test_a_command_that_is_killed_a_hundred_times_finds_the_same_winner_with_a_quarter_of_the_steps(
-    opening: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    once = trials_of(opening, 256, "set.halving=3")
+    once = trials_of(monkeypatch, COUNT, "set.halving=3")
     once.play()
     expected, places, kills = once.ends(), random.Random(11), 0
-    again = trials_of(opening, 256, "set.halving=3")
+    again = trials_of(monkeypatch, COUNT, "set.halving=3")
     while True:
-        again.kill_after = places.randrange(1, 25) if kills < 100 else math.inf
+        again.kill_after = places.randrange(1, 9) if kills < 100 else math.inf
         try:
             again.play()
             break
         except Killed:
             kills += 1
             if kills % 20 == 0:
-                again.logs.clear()  # the others find what this process has read already: 256 logs take a second
+                again.logs.clear()  # the others find what this process has read already
     winners = [name for name, (step, rule) in expected.items() if (step, rule) == (STEPS, "")]
-    sound = [place for place in range(256) if place not in once.failing]
+    sound = [place for place in range(COUNT) if place not in once.failing]
     best = min(sound, key=lambda place: (once.bases[place], place))
     assert (kills, again.ends(), winners) == (100, expected, [once.members[best].run_id])
-    assert again.steps == once.steps <= 256 * STEPS / 4
+    assert again.steps == once.steps <= COUNT * STEPS / 4
 
 
-def test_the_log_of_a_run_that_lost_names_the_evaluation_by_which_it_did(opening: pytest.MonkeyPatch) -> None:
-    trials = trials_of(opening, 2, "set.halving=2", "checkpoint.every_steps=100")
+def test_the_log_of_a_run_that_lost_names_the_evaluation_by_which_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = trials_of(monkeypatch, 2, "set.halving=2", "checkpoint.every_steps=100")
     trials.failing = set()
     trials.play()
     loser = trials.members[trials.bases.index(max(trials.bases))].open_log().refresh().finished
@@ -162,16 +157,18 @@ def test_the_log_of_a_run_that_lost_names_the_evaluation_by_which_it_did(opening
     )
 
 
-def test_a_budget_of_steps_ends_the_set_and_says_what_was_not_trained(opening: pytest.MonkeyPatch) -> None:
-    trials = trials_of(opening, 4, f"set.steps={2 * STEPS + 100}")
+def test_a_budget_of_steps_ends_the_set_and_says_what_was_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = trials_of(monkeypatch, 4, f"set.steps={2 * STEPS + 100}")
     trials.failing = set()
     trials.play()
     assert [step for step, _ in trials.ends().values()] == [STEPS, STEPS, 100, 0]
     assert trials.said == ["the budget of the set is spent; not trained to the end: rates.seed=2, rates.seed=3"]
 
 
-def test_a_run_that_comes_no_further_ends_the_set_instead_of_being_asked_for_ever(opening: pytest.MonkeyPatch) -> None:
-    trials = trials_of(opening, 3, "set.halving=2")
+def test_a_run_that_comes_no_further_ends_the_set_instead_of_being_asked_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trials = trials_of(monkeypatch, 3, "set.halving=2")
     turns = train_in_turn(trials.members, plan_rungs(trials.members, {}), {}, trials.said.append)
     assert len(list(turns)) == 1 and "rates.seed=0, which comes no further" in trials.said[0]
 
@@ -185,9 +182,9 @@ def test_a_run_that_comes_no_further_ends_the_set_instead_of_being_asked_for_eve
     ],
 )
 def test_runs_that_no_rung_could_compare_are_refused(
-    opening: pytest.MonkeyPatch, overrides: tuple[str, ...], problem: str
+    monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], problem: str
 ) -> None:
-    trials = trials_of(opening, 3, *overrides)
+    trials = trials_of(monkeypatch, 3, *overrides)
     plain = parse_configuration(DOCUMENT, overrides=["set.halving=2"], environment={}, name="test")
     is_alike = "checkpoint" in overrides[1]
     members = [*trials.members[:2], replace(trials.members[2], configuration=None if is_alike else plain)]

@@ -30,12 +30,17 @@ def test_explain_and_report_say_what_is_drawn_from_each_stage_on(
     assert [stage["from_step"] for stage in stages] == [0, 5]
 
 
+def plan(cairn: Cairn, folder: Path, data: str, *settings: str) -> str:
+    """Plan a run on these data; three texts are there."""
+    for name in ("web", "books", "held"):
+        (folder / f"{name}.txt").write_text("stone upon stone " * 200)
+    (folder / "run.toml").write_text(f'[data]\n{data}\ntokenizer = "bytes"\n[training]\nsteps = 9\n{FP32}')
+    options = (part for setting in settings for part in ("--set", setting))
+    return " ".join(cairn("train", "run.toml", "--dry-run", *options).out.split())
+
+
 def test_a_dry_run_says_what_will_be_drawn_from_each_stage_on(cairn: Cairn, tmp_path: Path) -> None:
-    for name in ("web", "books"):
-        (tmp_path / f"{name}.txt").write_text("stone upon stone " * 200)
-    (tmp_path / "run.toml").write_text('[data]\nsources = ["a"]\ntokenizer = "bytes"\n[training]\nsteps = 9\n' + FP32)
-    settings = (part for setting in STAGES for part in ("--set", setting))
-    assert WORDS in " ".join(cairn("train", "run.toml", "--dry-run", *settings).out.split())
+    assert WORDS in plan(cairn, tmp_path, 'sources = ["a"]', *STAGES)
 
 
 def test_a_run_without_weights_draws_from_all_text_alike(store: LocalStore, cairn: Cairn) -> None:
@@ -45,9 +50,5 @@ def test_a_run_without_weights_draws_from_all_text_alike(store: LocalStore, cair
 
 
 def test_held_out_files_of_their_own_are_measured_by_no_share(cairn: Cairn, tmp_path: Path) -> None:
-    for name in ("web", "held"):
-        (tmp_path / f"{name}.txt").write_text("stone upon stone " * 200)
-    settings = '[data]\nsources = ["web.txt"]\nval_sources = ["held.txt"]\ntokenizer = "bytes"\n'
-    (tmp_path / "run.toml").write_text(f"{settings}[training]\nsteps = 9\n{FP32}")
-    told = " ".join(cairn("train", "run.toml", "--dry-run").out.split())
+    told = plan(cairn, tmp_path, 'sources = ["web.txt"]\nval_sources = ["held.txt"]')
     assert "3,400 bytes to train on, 3,400 held out" in told and "warning" not in told

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.machine.placement import boot_id, this_placement
 from tests import fabricated_run
 from tests.cairn.recorded_starts import Recorded
-from tests.commands import Cairn
+from tests.commands import ROOT, Cairn, chosen_folders
 from tests.entries import NOON, gone_placement
 from tests.fabricated_run import FabricatedRun, promote
 from tests.processes.waiting import wait_until
@@ -168,20 +169,19 @@ def test_a_long_back_off_is_reported_and_not_waited_for(
     assert one(watch(Recorded()).poll_patiently()).action == "continued"
 
 
-def test_memory_of_another_boot_is_forgotten(
-    store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock, tmp_path: Path
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda text: text.replace(boot_id(), "another"), lambda text: "{"],
+    ids=["of another boot", "damaged"],
+)
+def test_memory_that_cannot_be_used_costs_only_time(
+    store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock, tmp_path: Path, spoil: Callable[[str], str]
 ) -> None:
     fabricate(store, "far").start()
     watch(Recorded()).poll()
     clock.sleep(100)
     kept = tmp_path / "observations.json"
-    kept.write_text(kept.read_text().replace(boot_id(), "another"))
-    assert one(watch(Recorded()).poll()).action == "waits"
-
-
-def test_damaged_memory_costs_only_time(store: LocalStore, watch: Callable[..., RunWatcher], tmp_path: Path) -> None:
-    fabricate(store, "far").start()
-    (tmp_path / "observations.json").write_text("{")
+    kept.write_text(spoil(kept.read_text()))
     assert one(watch(Recorded()).poll()).action == "waits"
 
 
@@ -201,21 +201,15 @@ def test_an_unreadable_run_and_one_that_cannot_be_continued_do_not_stop_the_othe
     assert recorded.begun == ["orphan"]
 
 
-def test_a_run_nobody_claimed_is_continued_when_its_opener_is_gone(
+def test_a_run_nobody_claimed_is_left_to_the_process_that_opened_it_until_that_is_gone(
     store: LocalStore, watch: Callable[..., RunWatcher]
 ) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    fabricate(store, "opened", opener=Writer(host=socket.gethostname(), pid=child.pid))
-    assert one(watch(Recorded()).poll()).action == "continued"
-
-
-def test_a_run_nobody_claimed_is_left_to_the_process_that_opened_it(
-    store: LocalStore, watch: Callable[..., RunWatcher]
-) -> None:
-    opener = Writer(host=socket.gethostname(), pid=os.getpid())
-    fabricate(store, "opened", opener=opener, opened_at=datetime.now(UTC))
-    assert one(watch(Recorded()).poll()).action == "left"
+    for name, pid in (("of a child", child.pid), ("of this process", os.getpid())):
+        opener = Writer(host=socket.gethostname(), pid=pid)
+        fabricate(store, name.replace(" ", "-"), opener=opener, opened_at=datetime.now(UTC))
+    assert [row.action for row in watch(Recorded()).poll()] == ["continued", "left"]
 
 
 class Stop(BaseException):
@@ -322,10 +316,7 @@ def test_one_look_reads_the_decisions_of_an_alias_once_however_many_runs_have_fi
     for name in ("a", "b", "c"):
         run = fabricate(store, name)
         run.start()
-        final = run.commit(40)
-        run.finish(final)
-        run.end("completed", action="finish")
-        promote(store, name, final, loss=2.0, alias="champion")
+        promote(store, name, run.complete(), loss=2.0, alias="champion")
     looks: list[str] = []
     refresh = Registry.refresh
 
@@ -341,10 +332,7 @@ def test_one_look_reads_the_decisions_of_an_alias_once_however_many_runs_have_fi
 def test_the_verb_leaves_what_is_finished_stopped_or_alive_and_says_why(store: LocalStore, cairn: Cairn) -> None:
     done, stopped, alive = (fabricate(store, name) for name in ("done", "stopped", "alive"))
     done.start()
-    final = done.commit(40)
-    done.finish(final)
-    done.end("completed", action="finish")
-    promote(store, "done", final, loss=2.0, alias="champion")
+    promote(store, "done", done.complete(), loss=2.0, alias="champion")
     stopped.start()
     stopped.end("error", action="stop")
     alive.start(placement=this_placement(device="cpu", threads=1))
@@ -364,10 +352,7 @@ def test_a_second_look_which_the_index_answers_says_the_same_of_runs_that_are_ov
 ) -> None:
     done, silent = fabricate(store, "done"), fabricate(store, "silent")
     done.start()
-    final = done.commit(40)
-    done.finish(final)
-    done.end("completed", action="finish")
-    promote(store, "done", final, loss=2.0, alias="champion")
+    promote(store, "done", done.complete(), loss=2.0, alias="champion")
     silent.start(placement=this_placement(device="cpu", threads=1))
     first, second = (cairn("watch", "--once", "--json") for _ in range(2))
     assert (first.code, second.code) == (0, 0), second.err
@@ -380,42 +365,26 @@ def test_the_verb_prints_a_table_for_people(bard: FabricatedRun, cairn: Cairn) -
     assert ended.code == 0 and "a person decides" in ended.out
 
 
-def test_the_loop_leaves_with_0_when_it_is_told_to_stop(store: LocalStore, tmp_path: Path) -> None:
-    fabricate(store, "opened")
-    command = [sys.executable, "-m", "cairn.cli.command", "watch", "--every", "0.5", "--store", str(tmp_path / "store")]
-    environment = {**os.environ, "CAIRN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as loop:
-        assert loop.stdout is not None and "action" in loop.stdout.readline()
+@contextmanager
+def watching(folder: Path, *options: str, **environment: str) -> "Iterator[subprocess.Popen[str]]":
+    """The real command's loop over a store with one opened run; it is told to stop when the block ends."""
+    fabricate(LocalStore(folder / "store"), "opened")
+    command = [sys.executable, "-m", "cairn.cli.command", "watch", *options]
+    variables = {**os.environ, **chosen_folders(folder), "PYTHONPATH": str(ROOT), **environment}
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as loop:
+        yield loop
         loop.send_signal(signal.SIGTERM)
         _, errors = loop.communicate(timeout=240)
     assert (loop.returncode, "stopped watching" in errors) == (0, True)
 
 
-def test_the_loop_watches_on_where_no_receiver_of_its_numbers_listens(store: LocalStore, tmp_path: Path) -> None:
-    fabricate(store, "opened")
-    command = [sys.executable, "-m", "cairn.cli.command", "watch", "--otlp", "--store", str(tmp_path / "store")]
-    own = {"CAIRN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
+def test_the_loop_leaves_with_0_when_it_is_told_to_stop(tmp_path: Path) -> None:
+    with watching(tmp_path, "--every", "0.5") as loop:
+        assert loop.stdout is not None and "action" in loop.stdout.readline()
+
+
+def test_the_loop_watches_on_where_no_receiver_of_its_numbers_listens(tmp_path: Path) -> None:
     nobody = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
-    environment = {**os.environ, **own, **nobody}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as loop:
+    with watching(tmp_path, "--otlp", **nobody) as loop:
         assert loop.stderr is not None
         assert any("http://127.0.0.1:9 takes no OTLP metrics" in line for line in loop.stderr)
-        loop.send_signal(signal.SIGTERM)
-        loop.communicate(timeout=240)
-    assert loop.returncode == 0
-
-
-@pytest.mark.parametrize("option", [("--every", "0"), ("--at-most", "0")])
-def test_a_number_that_cannot_be_is_a_usage_error(cairn: Cairn, option: tuple[str, str]) -> None:
-    assert cairn("watch", "--once", *option).code == 2
-
-
-@pytest.mark.parametrize("option", [("--metrics-port", "9"), ("--otlp",)])
-def test_numbers_of_a_single_look_are_refused(cairn: Cairn, option: tuple[str, ...]) -> None:
-    ended = cairn("watch", "--once", *option)
-    assert ended.code == 2 and "--once polls once and ends: leave out --metrics-port and --otlp" in ended.err
-
-
-def test_a_deployment_without_a_server_is_a_usage_error(cairn: Cairn) -> None:
-    ended = cairn("watch", "--once", "--deployment", "train-gpt/train-gpt")
-    assert ended.code == 2 and "PREFECT_API_URL" in ended.err

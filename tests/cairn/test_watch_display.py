@@ -40,18 +40,20 @@ def test_a_pulse_is_how_far_the_heartbeat_is_and_how_long_the_rest_takes_at_its_
     assert progress.line == "bard: step 20/40 (50 %) · loss 2.500 · attempt 2 · ETA 1:40", what
 
 
-def test_the_time_left_of_several_ranks_is_not_multiplied_by_their_number(run: FabricatedRun) -> None:
-    run.start(placement=placement(device="cuda", world_size=4))
-    beat(run, 1, 10, 40.0)
+@pytest.mark.parametrize(
+    ("ranks", "step", "gpu_seconds", "left"),
+    [
+        pytest.param(
+            4, 10, 40.0, "0:30", id="of several ranks it is not multiplied: four took ten seconds for ten steps"
+        ),
+        pytest.param(1, 0, 0.0, "–", id="before the first step it is not known"),
+    ],
+)
+def test_the_time_left(run: FabricatedRun, ranks: int, step: int, gpu_seconds: float, left: str) -> None:
+    run.start(placement=placement(device="cuda", world_size=ranks))
+    beat(run, 1, step, gpu_seconds)
     progress = read(run)
-    assert progress is not None and progress.line.endswith("ETA 0:30"), "four devices took ten seconds for ten steps"
-
-
-def test_before_the_first_step_the_time_left_is_not_known(run: FabricatedRun) -> None:
-    run.start()
-    beat(run, 1, 0, 0.0)
-    progress = read(run)
-    assert progress is not None and progress.line.endswith("ETA –")
+    assert progress is not None and progress.line.endswith(f"ETA {left}")
 
 
 def test_a_run_nobody_trains_has_no_pulse(run: FabricatedRun) -> None:

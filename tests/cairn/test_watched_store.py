@@ -15,12 +15,13 @@ from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore
 from tests.storage.faulty_store import FaultyStore
 
+Look = Callable[..., dict[str, WatchRow]]
 RUNS, OPEN = 1_000, 100
 INDEX_KEY = f"{INDEX_FOLDER}/00000.json"
 
 
 @pytest.fixture
-def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, WatchRow]]:
+def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
     """Look once at a store, in a process of its own as far as memory goes; a copied log may bear another's name."""
     monkeypatch.setattr(log_entry, "check_place", lambda log, name, told: None)
 
@@ -35,10 +36,8 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
 def finished_run(store: ObjectStore, run_id: str) -> FabricatedRun:
     run = fabricate(store, run_id)
     run.start()
-    reference = run.commit(40)
+    reference = run.complete()
     run.evaluate(reference, loss=2.0)
-    run.finish(reference)
-    run.end("completed", action="finish")
     promote(store, run_id, reference, loss=2.0, alias="champion")
     return run
 
@@ -56,9 +55,7 @@ def many_runs() -> MemoryStore:
     return store
 
 
-def test_a_look_over_a_thousand_runs_with_a_hundred_open_needs_three_hundred_requests(
-    look: Callable[..., dict[str, WatchRow]],
-) -> None:
+def test_a_look_over_a_thousand_runs_with_a_hundred_open_needs_three_hundred_requests(look: Look) -> None:
     store = many_runs()
     first = look(store)
     counting = FaultyStore(store)
@@ -72,7 +69,7 @@ def store() -> MemoryStore:
     return MemoryStore("watched")
 
 
-def test_a_run_that_moved_is_seen_as_it_is(store: MemoryStore, look: Callable[..., dict[str, WatchRow]]) -> None:
+def test_a_run_that_moved_is_seen_as_it_is(store: MemoryStore, look: Look) -> None:
     run = fabricate(store, "run")
     run.start()
     look(store)
@@ -81,7 +78,7 @@ def test_a_run_that_moved_is_seen_as_it_is(store: MemoryStore, look: Callable[..
 
 
 def test_a_run_that_was_over_and_goes_on_is_noticed(
-    store: MemoryStore, look: Callable[..., dict[str, WatchRow]], monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_index, "ASKED_OVER_RUNS", 2)
     runs = {f"run-{number}": finished_run(store, f"run-{number}") for number in range(6)}
@@ -91,9 +88,7 @@ def test_a_run_that_was_over_and_goes_on_is_noticed(
     assert "attempt 2" in seen[-1]
 
 
-def test_nothing_is_continued_on_the_word_of_a_stale_index(
-    store: MemoryStore, look: Callable[..., dict[str, WatchRow]]
-) -> None:
+def test_nothing_is_continued_on_the_word_of_a_stale_index(store: MemoryStore, look: Look) -> None:
     run, recorded = fabricate(store, "run"), Recorded()
     run.start()
     look(store)
@@ -114,7 +109,7 @@ def late(store: MemoryStore, key: str, data: bytes) -> Callable[..., bytes]:
     return lambda asked, **limits: data if asked == key else read(asked, **limits)
 
 
-def test_without_its_index_a_look_says_the_same(store: MemoryStore, look: Callable[..., dict[str, WatchRow]]) -> None:
+def test_without_its_index_a_look_says_the_same(store: MemoryStore, look: Look) -> None:
     finished_run(store, "over")
     fabricate(store, "open").start()
     rows = look(store)
@@ -125,7 +120,7 @@ def test_without_its_index_a_look_says_the_same(store: MemoryStore, look: Callab
     assert look(store) == rows
 
 
-def test_a_run_that_was_deleted_is_forgotten(store: MemoryStore, look: Callable[..., dict[str, WatchRow]]) -> None:
+def test_a_run_that_was_deleted_is_forgotten(store: MemoryStore, look: Look) -> None:
     finished_run(store, "over")
     look(store)
     for key in store.keys("runs/over"):
@@ -134,9 +129,7 @@ def test_a_run_that_was_deleted_is_forgotten(store: MemoryStore, look: Callable[
     assert RunIndex(store).refresh() == []
 
 
-def test_a_run_that_was_opened_anew_under_its_name_is_seen_as_it_is(
-    store: MemoryStore, look: Callable[..., dict[str, WatchRow]]
-) -> None:
+def test_a_run_that_was_opened_anew_under_its_name_is_seen_as_it_is(store: MemoryStore, look: Look) -> None:
     run = fabricate(store, "run")
     run.start()
     run.commit(10)
@@ -149,7 +142,7 @@ def test_a_run_that_was_opened_anew_under_its_name_is_seen_as_it_is(
 
 
 def test_an_index_of_many_objects_is_read_whole_and_shrinks(
-    store: MemoryStore, look: Callable[..., dict[str, WatchRow]], monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_index, "RUNS_IN_OBJECT", 2)
     for number in range(5):

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from cairn.storage.checkpoints.checkpoint import commit_checkpoint
-from cairn.storage.logs.run_entries import CheckpointSuperseded, DataQuarantined, StagedCheckpoint
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.codec import sha256
 from cairn.tasks.configuration.network_module import keep_files
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import library_versions, this_placement
-from tests.entries import decided, ended, opened, started, writer
+from tests.entries import decided, ended, opened_with, spoiled, started_with, superseded, writer
 from tests.tasks.trainer_in_process import TrainingWorld
 
 RUN = "bard"
@@ -30,13 +30,7 @@ class TrainedRun:
         spec = self.world.spec(**self.own)
         keep_files(self.world.store, spec.model, files or {})
         self.config = RunConfig(data=spec.data, model=spec.model, training=spec.training)
-        body = opened(
-            RUN,
-            config=self.config.frozen(),
-            config_sha256=self.config.frozen_sha256(),
-            data_snapshot=self.world.snapshot_id,
-            total_steps=spec.training.steps,
-        )
+        body = opened_with(self.config, RUN, self.world.snapshot_id)
         self.log.append(lambda state: body, writer=writer())
 
     def attempt(
@@ -53,10 +47,9 @@ class TrainedRun:
         """Train up to each commit, then on to where the attempt is lost; `changes` are what its entry says."""
         state = self.log.refresh()
         config = self.config.model_copy(update={"training": self.config.training.model_copy(update=training or {})})
-        entry = started(
+        entry = started_with(
+            config,
             state.latest_attempt + 1,
-            config=config.document(),
-            config_sha256=config.frozen_sha256(),
             micro_batch=micro_batch,
             activation_checkpointing=activation_checkpointing,
             resumed_from=state.newest_committed.committed.reference if state.newest_committed else None,
@@ -83,23 +76,14 @@ class TrainedRun:
                 trainer.train_segment(dies_at)
                 trainer._staging.wait()
         if quarantines:
-            spoiled = DataQuarantined(
-                attempt=entry.attempt, reason="bad-data", windows=tuple(quarantines), detail="bad"
-            )
-            self.log.append(lambda state: spoiled, writer=writer(entry.attempt))
+            body = spoiled(*quarantines, attempt=entry.attempt)
+            self.log.append(lambda state: body, writer=writer(entry.attempt))
         receipt = ended(entry.attempt, "lost", decision=decided(action="resume"), arithmetic=None)
         self.log.append(lambda state: receipt, writer=writer(entry.attempt))
 
     def supersede(self, *steps: int) -> None:
         """Have retention give these checkpoints up."""
         for record in self.log.refresh().checkpoints:
-            committed = record.committed
-            if committed.step in steps:
-                body = CheckpointSuperseded(
-                    step=committed.step,
-                    attempt=committed.attempt,
-                    prefix=committed.prefix,
-                    manifest_sha256=committed.manifest_sha256,
-                    why="keep_last",
-                )
+            if record.committed.step in steps:
+                body = superseded(record.committed.reference)
                 self.log.append(lambda state, body=body: body, writer=writer())

@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from uuid import UUID
 
+import pytest
+
 from cairn.flows.orchestrator.run_overview import MOST_LOST_FLOW_RUNS, lost_flow_runs
 from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.run_state import AttemptRecord, RunState
@@ -25,24 +27,20 @@ def lost(*attempts: tuple[int | None, str | None]) -> list[int]:
     return [flow_run_id.int for flow_run_id in lost_flow_runs(RunState(attempts=History(records)), MINE)]
 
 
-def test_the_flow_run_of_a_lost_attempt_is_closed() -> None:
-    assert lost((1, "lost"), (999, None)) == [1]
-
-
-def test_a_flow_run_that_went_on_after_a_lost_attempt_is_alive() -> None:
-    assert lost((1, "lost"), (1, "completed"), (999, None)) == []
-
-
-def test_who_left_in_order_says_so_itself() -> None:
-    assert lost((1, "preempted"), (2, "cancelled"), (3, "error"), (999, None)) == []
-
-
-def test_ones_own_flow_run_is_never_closed() -> None:
-    assert lost((999, "lost"), (999, None)) == []
-
-
-def test_an_attempt_without_a_flow_run_is_nothing_to_close() -> None:
-    assert lost((None, "lost"), (999, None)) == []
+@pytest.mark.parametrize(
+    ("attempts", "closed"),
+    [
+        pytest.param([(1, "lost"), (999, None)], [1], id="that of a lost attempt is closed"),
+        pytest.param([(1, "lost"), (1, "completed"), (999, None)], [], id="one that went on after it is alive"),
+        pytest.param(
+            [(1, "preempted"), (2, "cancelled"), (3, "error"), (999, None)], [], id="who left in order says so itself"
+        ),
+        pytest.param([(999, "lost"), (999, None)], [], id="one's own is never closed"),
+        pytest.param([(None, "lost"), (999, None)], [], id="without a flow run there is nothing to close"),
+    ],
+)
+def test_of_the_flow_runs(attempts: list[tuple[int | None, str | None]], closed: list[int]) -> None:
+    assert lost(*attempts) == closed
 
 
 def test_after_many_kills_only_the_newest_are_asked_about() -> None:

@@ -1,13 +1,16 @@
 import io
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from cairn.flows.run.progress import Progress
+from cairn.flows.run.progress import Progress, TextProgress
 from cairn.storage.logs.step_log import StepRecord
+from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage
 from cairn.tasks.text.format import format_bar, format_clock
+from tests.entries import step_record
 
 
 class Clock:
@@ -23,27 +26,18 @@ class ClosedTerminal(io.StringIO):
         raise OSError(5, "Input/output error")
 
 
-def done(step: int, probe_loss: float | None = None) -> StepRecord:
-    return StepRecord(
-        step=step,
-        attempt=1,
-        train_loss=2.5,
-        lr=0.1,
-        grad_norm=1.0,
-        tokens_per_second=1000.0,
-        mfu=0.5,
-        memory_bytes=7,
-        seconds=2.0,
-        probe_loss=probe_loss,
-        sample="a b\n  c" if probe_loss else None,
-    )
+def done(step: int, **changes: Any) -> StepRecord:
+    return step_record(step, 1, train_loss=2.5, tokens_per_second=1000.0, **changes)
+
+
+def console_of(screen: io.StringIO, *, terminal: bool = False, width: int = 200) -> Console:
+    return Console(file=screen, force_terminal=terminal, width=width, color_system=None, legacy_windows=False)
 
 
 def shown(steps: Sequence[int], *, screen: io.StringIO | None = None, width: int = 200, terminal: bool = False) -> str:
     """What is written when each step takes two seconds."""
     clock, screen = Clock(), screen or io.StringIO()
-    console = Console(file=screen, force_terminal=terminal, width=width, color_system=None, legacy_windows=False)
-    progress = Progress(100, clock=clock, console=console)
+    progress = Progress(100, clock=clock, console=console_of(screen, terminal=terminal, width=width))
     with progress.showing():
         for step in steps:
             clock.now += 2.0
@@ -66,7 +60,7 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds() -> None:
 
 def test_after_a_restart_time_is_left_by_the_new_attempt_alone() -> None:
     clock = Clock()
-    progress = Progress(100, clock=clock, console=Console(file=io.StringIO()))
+    progress = Progress(100, clock=clock, console=console_of(io.StringIO()))
     for step, clock.now in ((48, 0.0), (49, 1.0), (31, 500.0), (32, 502.0)):
         progress.step(done(step))
     assert progress.pace().endswith(f"ETA {format_clock(136.0)}")
@@ -110,16 +104,15 @@ def test_a_closed_terminal_costs_the_words_and_nothing_else(terminal: bool) -> N
 
 def test_a_probe_stays_on_the_screen_in_one_line() -> None:
     screen = io.StringIO()
-    progress = Progress(100, clock=Clock(), console=Console(file=screen, width=200))
-    progress.step(done(7, probe_loss=3.25))
+    progress = Progress(100, clock=Clock(), console=console_of(screen))
+    progress.step(done(7, probe_loss=3.25, sample="a b\n  c"))
     assert "  probe of the held-out text at step 7: loss 3.250 · 'a b c'\n" in screen.getvalue()
 
 
 def beside(*, terminal: bool, width: int = 200) -> str:
     """What is written when an evaluation and a wait begin after the last step, and the first says how far it is."""
     clock, screen = Clock(), io.StringIO()
-    console = Console(file=screen, force_terminal=terminal, width=width, color_system=None, legacy_windows=False)
-    progress = Progress(100, clock=clock, console=console)
+    progress = Progress(100, clock=clock, console=console_of(screen, terminal=terminal, width=width))
     with progress.doing("evaluating step 100") as note, progress.doing("waiting for the store"), progress.showing():
         progress.step(done(100))
         for share in (0.1, 0.25, 0.4):
@@ -142,8 +135,7 @@ def test_without_a_terminal_what_goes_on_is_said_every_ten_seconds() -> None:
 
 def test_what_has_ended_is_not_shown_any_more() -> None:
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=200, color_system=None, legacy_windows=False)
-    progress = Progress(100, clock=Clock(), console=console)
+    progress = Progress(100, clock=Clock(), console=console_of(screen, terminal=True))
     with progress.showing():
         with progress.doing("starting the trainer"):
             pass
@@ -156,8 +148,41 @@ def test_a_listener_that_fails_costs_nothing() -> None:
         raise RuntimeError(message)
 
     screen = io.StringIO()
-    Progress(100, echo=fail, console=Console(file=screen, width=200)).say("committed")
+    Progress(100, echo=fail, console=console_of(screen)).say("committed")
     assert screen.getvalue() == "committed\n"
+
+
+def told(stage: BuildStage, megabytes: int, documents: int = 0) -> BuildProgress:
+    return BuildProgress(stage=stage, bytes_done=megabytes * 1_000_000, bytes_total=100_000_000, documents=documents)
+
+
+def shown_of_text(*, terminal: bool) -> str:
+    """What is written while two megabytes a second are tokenized."""
+    clock, screen = Clock(), io.StringIO()
+    progress = TextProgress(clock=clock, console=console_of(screen, terminal=terminal))
+    with progress.showing():
+        for second in range(31):
+            clock.now = float(second)
+            progress(told(BuildStage.TOKENIZING, 2 * second, 10 * second))
+    return screen.getvalue()
+
+
+def test_text_has_a_line_every_ten_seconds_and_on_a_terminal_a_bar() -> None:
+    assert shown_of_text(terminal=False).splitlines() == [
+        "tokenizing text 20 % · 20 MB of 100 MB · 100 documents · 2 MB/s · ETA 0:40",
+        "tokenizing text 40 % · 40 MB of 100 MB · 200 documents · 2 MB/s · ETA 0:30",
+        "tokenizing text 60 % · 60 MB of 100 MB · 300 documents · 2 MB/s · ETA 0:20",
+    ]
+    assert "━" in shown_of_text(terminal=True)
+
+
+def test_speed_is_counted_from_where_a_stage_began() -> None:
+    clock, screen = Clock(), io.StringIO()
+    progress = TextProgress(clock=clock, console=console_of(screen))
+    progress(told(BuildStage.TOKENIZING, 50))
+    clock.now = 10.0
+    progress(told(BuildStage.TOKENIZING, 60))
+    assert screen.getvalue().strip() == "tokenizing text 60 % · 60 MB of 100 MB · 1 MB/s · ETA 0:40"
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,16 @@ import base64
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cairn.flows.orchestrator.prefect_settings import ask_server, authorization, server_address
+from cairn.operations.checks import _check, _prefect
 from cairn.tasks.errors import InvalidConfiguration
 from tests.commands import Cairn
+from tests.loopback import serving
 
 PASSWORD = "admin:canary-of-auth"
 
@@ -29,19 +30,11 @@ class Guarded(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.version.encode())
 
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing."""
-
 
 @pytest.fixture
 def guarded() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Guarded)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/api"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Guarded) as url:
+        yield f"{url}/api"
 
 
 @pytest.mark.parametrize(
@@ -121,8 +114,6 @@ def test_a_server_of_this_machine_is_asked_without_the_proxy_of_the_environment(
 def test_doctor_says_whether_the_password_is_right_and_never_what_it_is(
     guarded: str, password: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cairn.operations.checks import _check, _prefect
-
     monkeypatch.setenv("PREFECT_API_URL", guarded)
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", password)
     check = _check("prefect", _prefect)
@@ -132,8 +123,6 @@ def test_doctor_says_whether_the_password_is_right_and_never_what_it_is(
 
 
 def test_doctor_never_repeats_an_address_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cairn.operations.checks import _check, _prefect
-
     monkeypatch.setenv("PREFECT_API_URL", "http://user:canary@127.0.0.1:1/api")
     check = _check("prefect", _prefect)
     assert (check.ok, "canary" in check.detail, "PREFECT_API_AUTH_STRING" in check.detail) == (False, False, True)

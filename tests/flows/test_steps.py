@@ -9,7 +9,10 @@ from cairn.flows.run.steps import MOST_TASK_RUNS, Chain
 from cairn.tasks import promote, train_segment
 
 
-def test_a_step_is_performed_once_although_the_task_engine_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ends_late", [False, True], ids=["the task engine fails", "its task run cannot end"])
+def test_a_step_is_performed_once_and_its_value_is_the_functions_although(
+    monkeypatch: pytest.MonkeyPatch, ends_late: bool
+) -> None:
     performed: list[int] = []
 
     def step(number: int) -> int:
@@ -17,25 +20,11 @@ def test_a_step_is_performed_once_although_the_task_engine_fails(monkeypatch: py
         return number + 1
 
     def fail(self: Task[..., Any], *arguments: Any, **named: Any) -> Any:
-        raise RuntimeError("no server")
-
-    monkeypatch.setattr(Task, "__call__", fail)
-    assert Chain().as_task(Task(fn=step))(4) == 5
-    assert performed == [4]
-
-
-def test_a_value_is_the_functions_although_its_task_run_cannot_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    performed: list[int] = []
-
-    def step(number: int) -> int:
-        performed.append(number)
-        return number + 1
-
-    def fail_late(self: Task[..., Any], *arguments: Any, **named: Any) -> Any:
-        self.fn(*arguments)
+        if ends_late:
+            self.fn(*arguments)
         raise RuntimeError("the server has gone")
 
-    monkeypatch.setattr(Task, "__call__", fail_late)
+    monkeypatch.setattr(Task, "__call__", fail)
     assert Chain().as_task(Task(fn=step))(4) == 5
     assert performed == [4]
 

@@ -3,10 +3,7 @@
 import io
 import json
 import logging
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from cairn.tasks.configuration.addresses import store_option
 from cairn.tasks.configuration.configuration_source import load_configuration
 from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.errors import ConfigDrift, InvalidConfiguration
+from tests.commands import run_python
 from tests.entries import opened
 from tests.fabricated_run import FabricatedRun
 
@@ -35,7 +33,6 @@ sources = ["text.txt"]
 [training]
 steps = 4
 """
-ROOT = Path(__file__).parents[2]
 BY_ID = resolve_request(TrainingRequest(run_id="bard"), {})
 
 
@@ -164,16 +161,8 @@ print(code, len(reads), file=sys.stderr)
 
 def test_a_command_opens_its_configuration_file_once(config: Path) -> None:
     (config.parent / "text.txt").write_text("".join(f"line {number} of a text\n\n" for number in range(2000)))
-    done = subprocess.run(
-        [sys.executable, "-c", COUNTS_READS, str(config)],
-        cwd=config.parent,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CAIRN_CACHE": str(config.parent / "cache"), "CAIRN_STORE": ""},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.stderr.split()[-2:] == ["0", "1"], done.stderr
+    done = run_python(("-c", COUNTS_READS, str(config)), config.parent, {"CAIRN_STORE": ""})
+    assert done.err.split()[-2:] == ["0", "1"], done.err
 
 
 def test_a_field_of_the_form_sets_its_key_and_zero_sets_nothing() -> None:

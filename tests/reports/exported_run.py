@@ -3,14 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from cairn.reports.exporters.curve_follower import CurveFollower
 from cairn.reports.exporters.exporters import Exporter
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.logs.step_log import StepRecord, StepTail, read_step_records, splice, step_log_key
+from cairn.storage.logs.step_log import StepTail, read_step_records, splice
 from cairn.storage.stores.object_store import ObjectStore
-from tests.fabricated_run import FabricatedRun, fabricate
+from tests.fabricated_run import FabricatedRun, fabricate, write_steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,10 +28,9 @@ class ExportedRun:
     def train(self, first: int, last: int) -> None:
         """Write the open attempt's records of these steps, both included."""
         attempt = self.run.log.state.latest_attempt
-        key, store = step_log_key(self.run.log.prefix, attempt), self.run.log.store
-        before = store.read(key) if store.size(key) else b""
-        lines = (step_line(step, attempt) for step in range(first, last + 1))
-        store.write(key, before + b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        probes = {"probe_loss": lambda step: None if step % 10 else 2.0}
+        losses = {"train_loss": lambda step: step + attempt / 10}
+        write_steps(self.run.log, attempt, range(first, last + 1), **losses, **probes)
 
     def die(self) -> None:
         """End the open attempt."""
@@ -43,22 +40,6 @@ class ExportedRun:
         """The surviving line as it is spliced at once."""
         lines = read_step_records(self.run.log.store, self.run.log.prefix, self.state.attempts)
         return [(point.record.step, point.record.train_loss) for point in splice(lines, self.state.attempts)]
-
-
-def step_line(step: int, attempt: int) -> StepRecord:
-    return StepRecord(
-        step=step,
-        attempt=attempt,
-        train_loss=step + attempt / 10,
-        lr=0.1,
-        grad_norm=1.0,
-        tokens_per_second=100.0,
-        mfu=0.1,
-        memory_bytes=1,
-        seconds=0.5,
-        probe_loss=2.0 if step % 10 == 0 else None,
-        sample=None,
-    )
 
 
 def interrupted_run(store: ObjectStore, run_id: str = "bard") -> ExportedRun:

@@ -2,9 +2,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.reports.exporters.curve_follower import CurveFollower
-from cairn.storage.logs.run_entries import CheckpointQuarantined
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import StepTail
+from tests.entries import damaged
 from tests.fabricated_run import HUMAN, fabricate
 from tests.memory_store import MemoryStore
 from tests.reports.exported_run import ExportedRun, interrupted_run
@@ -74,10 +74,7 @@ def test_an_evaluation_of_what_was_trained_again_is_not_told() -> None:
     lost = run.run.commit(10)
     run.run.evaluate(lost, loss=9.0)
     run.die()
-    body = CheckpointQuarantined(
-        step=10, attempt=1, prefix=lost.prefix, manifest_sha256=lost.manifest_sha256, detail="it is damaged"
-    )
-    run.run.log.append(lambda state: body, writer=HUMAN)
+    run.run.log.append(lambda state: damaged(lost, "it is damaged"), writer=HUMAN)
     run.start()
     run.train(1, 12)
     shown = Shown(run)

@@ -40,18 +40,13 @@ def test_without_its_snapshot_a_vocabulary_is_unknown_and_nothing_is_drawn(bard:
     assert gather_curves(bard.log).marks == ()
 
 
-@pytest.mark.parametrize("overrides", [("promotion.alias=other",)], ids=["a run that is offered to another alias"])
-def test_a_champion_that_no_gate_compares_it_with_is_no_target(
-    later: FabricatedRun, store: LocalStore, overrides: tuple[str, ...]
+def test_a_champion_is_no_target_of_a_run_that_is_offered_to_another_alias_or_measured_under_another_suite(
+    later: FabricatedRun, store: LocalStore
 ) -> None:
     run = fabricate(store, "elsewhere")
-    run.start(overrides=overrides)
-    assert gather_curves(run.log).marks == (CHANCE,)
-
-
-def test_a_champion_measured_under_another_suite_is_no_target(later: FabricatedRun) -> None:
+    run.start(overrides=("promotion.alias=other",))
     later.evaluate(later.commit(10), loss=3.0, suite_sha256="6" * 64)
-    assert gather_curves(later.log).marks == (CHANCE,)
+    assert gather_curves(run.log).marks == gather_curves(later.log).marks == (CHANCE,)
 
 
 def test_the_champion_of_an_alias_is_found_again_when_it_changes(later: FabricatedRun, store: LocalStore) -> None:

@@ -309,19 +309,16 @@ def test_a_full_disk_is_met_by_a_new_file_that_is_whole(store: LocalStore, tmp_p
     assert run.curve() == curve(tmp_path / "bard")
 
 
-def test_a_folder_that_cannot_be_made_is_said_once_and_training_goes_on(store: LocalStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tool", "key", "where"), [("TensorBoard", "tensorboard", "file"), ("MLflow", "mlflow", "")])
+def test_a_folder_that_cannot_be_made_or_a_server_that_is_away_is_said_once_and_training_goes_on(
+    store: LocalStore, tmp_path: Path, tool: str, key: str, where: str
+) -> None:
     run, said = interrupted_run(store), list[str]()
     (tmp_path / "file").write_text("in the way")
-    with run_exporters(run.run.log, ExportersConfig(tensorboard=str(tmp_path / "file")), {}, said.append):
+    wanted = ExportersConfig.model_validate({key: str(tmp_path / where) if where else "http://127.0.0.1:9"})
+    with run_exporters(run.run.log, wanted, {}, said.append):
         pass
-    assert len(said) == 1 and said[0].startswith("TensorBoard cannot be kept up to date, training goes on: ")
-
-
-def test_a_server_that_is_away_is_said_once_and_training_goes_on(store: LocalStore) -> None:
-    run, said = interrupted_run(store), list[str]()
-    with run_exporters(run.run.log, ExportersConfig(mlflow="http://127.0.0.1:9"), {}, said.append):
-        pass
-    assert len(said) == 1 and said[0].startswith("MLflow cannot be kept up to date, training goes on: ")
+    assert len(said) == 1 and said[0].startswith(f"{tool} cannot be kept up to date, training goes on: ")
 
 
 def test_both_exporters_of_a_configuration_are_kept(store: LocalStore, tmp_path: Path, server: TrackingServer) -> None:

@@ -24,14 +24,13 @@ from cairn.reports.notices.notice import (
     make_receivers,
 )
 from cairn.storage.logs.registry import Registry, RegistryState
-from cairn.storage.logs.run_entries import CheckpointQuarantined
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.configuration_source import read_notify
 from cairn.tasks.configuration.settings import NotifyConfig
 from cairn.tasks.errors import InvalidConfiguration
 from tests import entries
 from tests.entries import NOON
-from tests.fabricated_run import HUMAN, FabricatedRun, fabricate
+from tests.fabricated_run import HUMAN, FabricatedRun, fabricate, store_bard
 from tests.reports.webhook import PATIENCE_SECONDS, Hook, serving_hook
 
 SOON = NOON + timedelta(minutes=5)
@@ -54,11 +53,10 @@ def found(run: FabricatedRun, *, now: datetime = SOON) -> list[Notice]:
     return list(find_notices(run.log.run_id, run.log.state, read_registry, now=now))
 
 
-def finished(store: LocalStore, *overrides: str) -> FabricatedRun:
-    run = fabricate(store, "bard")
+def finished(store: LocalStore, *overrides: str, run_id: str = "bard") -> FabricatedRun:
+    run = fabricate(store, run_id)
     run.start(overrides=overrides)
-    run.finish(run.commit(40))
-    run.end("completed", action="finish")
+    run.complete()
     return run
 
 
@@ -66,12 +64,8 @@ def kinds(run: FabricatedRun) -> list[str]:
     return [str(notice.kind) for notice in found(run)]
 
 
-def test_a_running_run_has_nothing_to_tell(bard: FabricatedRun) -> None:
-    assert found(bard) == []
-
-
-def test_a_finished_run_is_told(store: LocalStore) -> None:
-    assert kinds(finished(store)) == ["finished"]
+def test_a_finished_run_is_told_and_a_running_one_has_nothing_to_tell(store: LocalStore) -> None:
+    assert found(store_bard(store)) == [] and kinds(finished(store, run_id="done")) == ["finished"]
 
 
 @pytest.mark.parametrize(
@@ -209,15 +203,8 @@ def test_the_notice_of_an_error_says_its_detail_once(store: LocalStore) -> None:
 
 
 def test_a_damaged_checkpoint_is_told(bard: FabricatedRun) -> None:
-    bad = bard.log.state.checkpoints[0].committed
-    body = CheckpointQuarantined(
-        step=bad.step,
-        attempt=bad.attempt,
-        prefix=bad.prefix,
-        manifest_sha256=bad.manifest_sha256,
-        detail="it holds other bytes",
-    )
-    bard.log.append(lambda state: body, writer=HUMAN)
+    reference = bard.log.state.checkpoints[0].committed.reference
+    bard.log.append(lambda state: entries.damaged(reference, "it holds other bytes"), writer=HUMAN)
     assert [(notice.kind, "other bytes" in notice.text) for notice in found(bard)] == [("integrity", True)]
 
 

@@ -1,6 +1,5 @@
-import threading
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from queue import SimpleQueue
 from typing import Any
 
@@ -11,6 +10,7 @@ from cairn.reports.queries.run_metrics import RUN_METRICS, STORE_METRICS, sendin
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.errors import InvalidConfiguration
 from tests.fabricated_run import FabricatedRun
+from tests.loopback import serving
 from tests.processes.waiting import patience_seconds
 
 
@@ -42,17 +42,8 @@ def collector() -> Iterator[Collector]:
             self.send_response(collector.status)
             self.end_headers()
 
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    collector.url = f"http://127.0.0.1:{server.server_port}"
-    yield collector
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Handler) as collector.url:
+        yield collector
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+"""What receipts, checkpoints, evaluations and a status say; their fields: tests/cairn/test_json_records.py."""
+
 import json
 from dataclasses import replace
 from typing import Any
@@ -22,40 +24,9 @@ from cairn.tasks.text.format import format_duration
 from tests.entries import placement, step_record
 from tests.fabricated_run import FabricatedRun
 
-# fmt: off
-ATTEMPT = {
-    "run_id", "attempt", "started_at", "ended_at", "termination_reason", "detail", "fingerprint",
-    "config_sha256", "data_snapshot", "initial_weights_sha256", "code_version", "versions", "placement", "flow_run_id",
-    "resumed_from_step", "resumed_from_manifest", "first_step", "last_step", "last_committed_step", "tokens",
-    "gpu_seconds", "useful_gpu_seconds", "wasted_gpu_seconds", "waiting_seconds", "gathering_seconds",
-    "starting_seconds", "peak", "arithmetic", "arithmetic_moved", "injected", "failed_host", "micro_batch", "changed",
-    "decision",
-}
-CHECKPOINT = {
-    "run_id", "attempt", "step", "state", "prefix", "manifest_sha256", "state_sha256", "bytes",
-    "committed_at", "detail",
-}
-EVALUATION = {
-    "step", "manifest_sha256", "suite", "suite_sha256", "data_snapshot", "status", "metrics", "samples",
-    "evaluator_version", "boundary", "started_at", "seconds", "pin_id",
-}
-STATUS = {
-    "run_id", "state", "step", "total_steps", "newest_committed_step", "owner", "budgets", "next",
-    "stopped_early", "quarantined_windows", "bits", "injected", "symptom", "forked_from",
-    "evaluations_outstanding", "tokens_per_second", "seconds_left", "tags", "notes",
-}
-MODEL = {
-    "alias", "run_id", "step", "manifest_sha256", "evaluation", "promoted_at", "by", "why", "previous",
-}
-# fmt: on
-
 
 def printed(view: object) -> Any:
     return json.loads(encode(view))
-
-
-def test_a_receipt_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
-    assert [set(item) for item in printed(read_receipts(bard.log, read_beat(bard.log)))] == [ATTEMPT, ATTEMPT]
 
 
 def test_a_receipt_says_where_the_attempt_ran(bard: FabricatedRun) -> None:
@@ -128,16 +99,11 @@ def test_a_receipt_says_what_was_decided(bard: FabricatedRun) -> None:
     }
 
 
-def test_an_open_attempt_has_no_termination_reason(bard: FabricatedRun) -> None:
-    assert printed(read_receipts(bard.log, read_beat(bard.log)))[1]["termination_reason"] is None
-
-
-def test_an_open_attempt_is_as_far_as_its_heartbeat_says(bard: FabricatedRun) -> None:
-    assert read_receipts(bard.log, read_beat(bard.log))[1].last_step == 33
-
-
-def test_a_resumed_attempt_sets_out_from_the_commit_it_resumed(bard: FabricatedRun) -> None:
+def test_an_open_attempt_has_no_reason_sets_out_from_its_commit_and_is_as_far_as_its_heartbeat(
+    bard: FabricatedRun,
+) -> None:
     second = read_receipts(bard.log, read_beat(bard.log))[1]
+    assert (second.termination_reason, second.last_step) == (None, 33)
     assert (second.first_step, second.resumed_from_step) == (20, 20)
 
 
@@ -145,30 +111,14 @@ def test_times_are_iso_8601_in_utc(bard: FabricatedRun) -> None:
     assert printed(read_receipts(bard.log, read_beat(bard.log)))[0]["started_at"] == "2026-01-01T12:00:01Z"
 
 
-def test_a_checkpoint_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
-    assert all(set(item) == CHECKPOINT for item in printed(read_checkpoints(bard.log)))
-
-
 def test_a_staged_checkpoint_is_shown_as_writing(bard: FabricatedRun) -> None:
     states = [(item.step, item.state) for item in read_checkpoints(bard.log)]
     assert states == [(10, "committed"), (20, "committed"), (30, "committed"), (40, "writing")]
 
 
-def test_an_evaluation_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
-    assert all(set(item) >= EVALUATION for item in printed(list_evaluations(bard.log.state)))
-
-
 def test_a_failed_evaluation_is_listed_with_its_detail(bard: FabricatedRun) -> None:
     failed = list_evaluations(bard.log.state)[-1]
     assert (failed.status, failed.detail) == ("failed", "it exited with 1")
-
-
-def test_a_status_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
-    assert set(printed(read_status(bard.log))) == STATUS
-
-
-def test_a_model_has_every_field_of_the_contract(bard: FabricatedRun, store: LocalStore) -> None:
-    assert all(set(item) >= MODEL for item in printed(list_promotions(store)))
 
 
 def test_the_present_champion_comes_first(bard: FabricatedRun, store: LocalStore) -> None:

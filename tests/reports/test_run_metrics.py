@@ -41,17 +41,12 @@ def test_every_metric_of_a_running_run_is_there(bard: FabricatedRun, store: Loca
     }
 
 
-def test_retries_left_stand_by_reason(fresh: FabricatedRun, store: LocalStore) -> None:
-    fresh.start()
-    fresh.end("lost", action="resume", charged="lost")
-    assert scrape(store, run="fresh", reason="lost")["cairn_run_retries_left"] == 19
-
-
-def test_attempts_that_ended_are_counted_by_reason(fresh: FabricatedRun, store: LocalStore) -> None:
+def test_attempts_that_ended_and_retries_left_stand_by_reason(fresh: FabricatedRun, store: LocalStore) -> None:
     for _ in range(2):
         fresh.start()
         fresh.end("lost", action="resume", charged="lost")
-    assert scrape(store, run="fresh", reason="lost")["cairn_run_attempts_total"] == 2
+    found = scrape(store, run="fresh", reason="lost")
+    assert (found["cairn_run_attempts_total"], found["cairn_run_retries_left"]) == (2, 18)
 
 
 def test_device_time_is_useful_or_wasted(fresh: FabricatedRun, store: LocalStore) -> None:
@@ -124,8 +119,7 @@ def test_where_a_scrape_takes_long_the_last_one_is_answered_while_the_next_is_ma
 
 def test_a_run_that_was_over_before_is_only_counted(fresh: FabricatedRun, store: LocalStore) -> None:
     fresh.start()
-    fresh.finish(fresh.commit(40))
-    fresh.end("completed", action="finish")
+    fresh.complete()
     assert (scrape(store, state="finished"), scrape(store, run="fresh")) == ({"cairn_runs": 1}, {})
 
 
@@ -133,8 +127,7 @@ def test_a_run_that_ends_while_it_is_observed_keeps_its_numbers(fresh: Fabricate
     metrics = RunMetrics(store)
     fresh.start()
     metrics.text()
-    fresh.finish(fresh.commit(40))
-    fresh.end("completed", action="finish")
+    fresh.complete()
     assert scraped(metrics.text(), run="fresh")["cairn_run_step"] == 40
 
 

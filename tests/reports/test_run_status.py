@@ -13,17 +13,12 @@ def test_a_run_without_attempts_is_opened(fresh: FabricatedRun) -> None:
     assert read_status(fresh.log).state == "opened"
 
 
-def test_a_run_whose_owner_may_live_is_running(bard: FabricatedRun) -> None:
-    assert read_status(bard.log).state == "running"
-
-
-def test_a_running_run_names_its_owner(bard: FabricatedRun) -> None:
-    owner = read_status(bard.log).owner
-    assert owner is not None and owner.host == "elsewhere"
-
-
-def test_a_running_run_is_at_the_step_its_heartbeat_says(bard: FabricatedRun) -> None:
-    assert read_status(bard.log).step == 33
+def test_a_run_whose_owner_may_live_is_running_names_it_and_is_at_the_step_its_heartbeat_says(
+    bard: FabricatedRun,
+) -> None:
+    status = read_status(bard.log)
+    assert (status.state, status.step) == ("running", 33)
+    assert status.owner is not None and status.owner.host == "elsewhere"
 
 
 def test_a_run_whose_owner_is_known_dead_is_interrupted(fresh: FabricatedRun) -> None:
@@ -52,8 +47,7 @@ def test_an_ended_attempt_leaves_the_run_resumable_or_to_a_person(
 
 def test_a_run_with_its_last_step_committed_is_finished(fresh: FabricatedRun) -> None:
     fresh.start()
-    fresh.finish(fresh.commit(40))
-    fresh.end("completed", action="finish")
+    fresh.complete()
     assert read_status(fresh.log).state == "finished"
 
 

@@ -1,7 +1,6 @@
 """Every column of the SQL tables shows its own field: the expected value of each is read from the entries by hand."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,13 +10,25 @@ import pytest
 from cairn.reports.queries.alias_history import list_alias_decisions
 from cairn.reports.queries.run_tables import ROWS, make_log_rows, make_step_rows, promotion_row
 from cairn.storage.logs.log_entry import Arithmetic, CheckpointReference, DevicePeak, ForkOrigin
-from cairn.storage.logs.registry import ModelDecision, Promoted, Refused, RolledBack, Withdrawn
-from cairn.storage.logs.run_entries import CurveVerdict, DataQuarantined, EvaluationFailed, RunFinished
+from cairn.storage.logs.registry import ModelDecision, RolledBack, Withdrawn
+from cairn.storage.logs.run_entries import CurveVerdict, EvaluationFailed, RunFinished
 from cairn.storage.logs.run_log import fold
 from cairn.storage.logs.run_members import MembersChanged
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import StepRecord
-from tests.entries import NOON, decided, ended, evaluated, noted, placement, registry_of, started
+from tests.entries import (
+    NOON,
+    decided,
+    ended,
+    evaluated,
+    noted,
+    placement,
+    promoted,
+    refused,
+    registry_of,
+    spoiled,
+    started,
+)
 from tests.fabricated_run import configuration
 from tests.storage.builders import committed, entry, opened
 
@@ -79,7 +90,7 @@ FAILED = EvaluationFailed(
     started_at=NOON + timedelta(seconds=90),
     seconds=8.25,
 )
-QUARANTINED = DataQuarantined(attempt=1, reason="bad-data", windows=(3, 5, 8), detail="spoiled")
+QUARANTINED = spoiled(3, 5, 8)
 LOST = MembersChanged(
     attempt=1,
     step=17,
@@ -93,31 +104,18 @@ LOST = MembersChanged(
 FINISHED = RunFinished(
     attempt=2, step=40, manifest_sha256=f"{40:064x}", state_sha256="s40", stopped="overfit", rule="patience"
 )
-PROMOTED = Promoted(
+PROMOTED = promoted(
     alias="best",
     run_id="r1",
     step=40,
-    prefix="p",
     manifest_sha256="m40",
-    suite_sha256="s",
-    data_snapshot="d",
     metrics={"val_loss": 2.5, "perplexity": 12.0},
     by="run r1",
-    why="better",
     previous="m0",
     verdict="healthy",
 )
-REFUSED = Refused(
-    alias="best",
-    run_id="r2",
-    step=60,
-    manifest_sha256="m60",
-    gate="better",
-    detail="worse",
-    by="me",
-    why="a try",
-    suite_sha256="s2",
-    metrics={"val_loss": 3.5},
+REFUSED = refused(
+    alias="best", run_id="r2", step=60, manifest_sha256="m60", why="a try", suite_sha256="s2", metrics={"val_loss": 3.5}
 )
 BACK = RolledBack(alias="best", manifest_sha256="m40", by="you", why="it stutters", left_manifest_sha256="m40")
 STEP = StepRecord(
@@ -144,6 +142,13 @@ STEP = StepRecord(
 )
 
 
+COMMITTED = replace(committed(40, 2), bytes=19, tokens=14, gpu_seconds=2.75, state_sha256="s40")
+
+
+def at(seq: int) -> Any:
+    return NOON + timedelta(seconds=seq)
+
+
 @pytest.fixture(scope="module")
 def state() -> RunState:
     """A finished run of two attempts; what only an attempt may say is said by the one that was open."""
@@ -154,7 +159,7 @@ def state() -> RunState:
         (QUARANTINED, 1),
         (FIRST, 1),
         (AGAIN, None),
-        (replace(committed(40, 2), bytes=19, tokens=14, gpu_seconds=2.75, state_sha256="s40"), 2),
+        (COMMITTED, 2),
         (MEASURED, None),
         (FAILED, None),
         (FINISHED, 2),
@@ -167,188 +172,106 @@ def state() -> RunState:
     return fold(entries)
 
 
-def at(seq: int) -> Any:
-    return NOON + timedelta(seconds=seq)
+def of(record: object, names: str, prefix: str = "") -> dict[str, Any]:
+    """Return these fields of a record by the columns that show them: the prefix, and the field's name."""
+    return {f"{prefix}{name}": getattr(record, name) for name in names.split()}
 
 
-def expected(table: str) -> Mapping[str, Any]:
-    """Return the newest row of a table by column, from the entries above."""
-    return {
-        "training_attempts": {
-            "run_id": "r1",
-            "model_family": "tiny",
-            "attempt": 2,
-            "started_at": at(5),
-            "ended_at": at(10),
-            "termination_reason": "preempted",
-            "detail": "preempted it was",
-            "fingerprint": "f",
-            "config_sha256": "c2",
-            "data_snapshot": "d",
-            "initial_weights_sha256": "e" * 64,
-            "code_version": "2",
-            "versions": {"python": "3.12", "torch": "2.14"},
-            "placement_host": "there",
-            "placement_pid": 13,
-            "placement_device": "cuda",
-            "placement_device_name": "a GPU",
-            "placement_world_size": 6,
-            "placement_nodes": 8,
-            "placement_nodes_wanted": 6,
-            "placement_hosts": ("here", "n1"),
-            "failed_host": None,
-            "placement_continued_by": "prefect deployment train-gpt/weekly",
-            "placement_cores": 9,
-            "placement_threads": 10,
-            "placement_boot_id": AGAIN.placement.boot_id,
-            "placement_pid_namespace": AGAIN.placement.pid_namespace,
-            "placement_start_ticks": AGAIN.placement.start_ticks,
-            "flow_run_id": "flow 2",
-            "resumed_from_step": 20,
-            "resumed_from_manifest": f"{20:064x}",
-            "first_step": 20,
-            "last_step": 41,
-            "last_committed_step": 40,
-            "total_steps": 100,
-            "tokens": 19,
-            "gpu_seconds": 9.0,
-            "useful_gpu_seconds": 8.5,
-            "wasted_gpu_seconds": 0.25,
-            "waiting_seconds": 3.0,  # the attempt before was seen at 2 and ended at 4
-            "gathering_seconds": 0.5,
-            "starting_seconds": 3.5,
-            "peak_flops": 5e14,
-            "peak_source": "data sheet",
-            "arithmetic_digest": "a",
-            "arithmetic_name": "native",
-            "arithmetic_processor": "p",
-            "arithmetic_instructions": "i",
-            "arithmetic_libraries": "l",
-            "arithmetic_flags": "f",
-            "arithmetic_moved": "bits may differ from here: arithmetic a, not b as before (wide → native)",
-            "injected": ("preempt@41",),
-            "micro_batch": 4,
-            "activation_checkpointing": True,
-            "quarantined_samples": 5,
-            "changed": "after lost: nothing",
-            "made_progress": True,
-            "decision_action": "finish",
-            "decision_reason": "then",
-            "decision_charged": "preempted",
-            "decision_left": {"total": 6},
-            "decision_delay_seconds": 17.5,
-            "decision_micro_batch": 2,
-            "decision_activation_checkpointing": True,
-            "decision_changed": "micro-batch 4→2",
-            "config": AGAIN.config,
-        },
-        "checkpoints": {
-            "run_id": "r1",
-            "model_family": "tiny",
-            "attempt": 2,
-            "step": 40,
-            "state": "committed",
-            "prefix": "runs/r1/checkpoints/step-00000040-attempt-0002",
-            "manifest_sha256": f"{40:064x}",
-            "state_sha256": "s40",
-            "bytes": 19,
-            "tokens": 14,
-            "gpu_seconds": 2.75,
-            "committed_at": at(6),
-            "detail": "",
-        },
-        "evaluations": {
-            "run_id": "r1",
-            "model_family": "tiny",
-            "attempt": 1,
-            "step": 20,
-            "manifest_sha256": f"{20:064x}",
-            "suite": "words",
-            "suite_sha256": "s2",
-            "data_snapshot": "d2",
-            "status": "failed",
-            "val_loss": None,
-            "perplexity": None,
-            "bits_per_byte": None,
-            "metrics": {},
-            "samples": (),
-            "evaluator_version": None,
-            "boundary": None,
-            "pin_id": None,
-            "verdict_kind": None,
-            "verdict_why": None,
-            "verdict_numbers": None,
-            "verdict_cures": None,
-            "detail": "it fell over",
-            "started_at": at(90),
-            "seconds": 8.25,
-        },
-        "member_changes": {
-            "run_id": "r1",
-            "model_family": "tiny",
-            "attempt": 1,
-            "step": 17,
-            "lost": (2,),
-            "remaining": (0, 1, 3, 4),
-            "detail": "rank 2 lost",
-            "charged": "lost",
-            "joined": (4,),
-            "hosts": ("n7",),
-        },
-        "notes": {
-            "run_id": "r1",
-            "model_family": "tiny",
-            "noted_at": at(12),
-            "noted_by": "me@here",
-            "text": "the rate was too high",
-        },
-        "runs": {
-            "run_id": "r1",
-            "model_family": "tiny",
-            "state": "finished",
-            "step": 40,
-            "total_steps": 100,
-            "newest_committed_step": 40,
-            "attempts": 2,
-            "tokens": 7 + 19,
-            "gpu_seconds": 2.0 + 9.0,
-            "useful_gpu_seconds": 1.5 + 8.5,
-            "wasted_gpu_seconds": 0.5 + 0.25,
-            "waiting_seconds": 1.0 + 3.0,
-            "starting_seconds": 2.25 + 3.5,
-            "injected_attempts": 1,
-            "opened_at": at(0),
-            "finished_at": at(6),
-            "last_seen_at": at(10),
-            "train_loss": None,
-            "tokens_per_second": None,
-            "seconds_left": None,
-            "deleted_at": None,
-            "stopped": "overfit",
-            "state_sha256": "s40",
-            "val_loss": 2.5,
-            "quarantined_windows": 3,
-            "refused_entries": 1,
-            "data_snapshot": "d",
-            "config_sha256": "c",
-            "code_version": "1",
-            "lr": 0.0125,
-            "global_batch": 2,
-            "forked_from_run": "parent",
-            "forked_from_step": 15,
-            "seed": 77,
-            "precision": "fp32",
-            "n_layer": 5,
-            "n_head": 1,
-            "n_embd": 8,
-            "block_size": 8,
-            "dropout": 0.25,
-            "tokenizer": "bytes",
-            "detail": "stopped early at step 40: overfit (early_stop.patience)",
-            "tags": ("baseline", "old"),
-            "config": CONFIG,
-        },
-    }[table]
+RUN = {"run_id": "r1", "model_family": "tiny"}
+PLACEMENT = (
+    "host pid device device_name world_size nodes nodes_wanted hosts continued_by cores threads boot_id pid_namespace"
+    " start_ticks"
+)
+DECISION = "action reason charged left delay_seconds micro_batch activation_checkpointing changed"
+ENDED = "detail fingerprint last_step tokens gpu_seconds useful_gpu_seconds wasted_gpu_seconds starting_seconds"
+STARTED = (
+    "config_sha256 code_version versions gathering_seconds micro_batch activation_checkpointing quarantined_samples"
+)
+EXPECTED: dict[str, dict[str, Any]] = {
+    "training_attempts": {
+        **RUN,
+        **of(AGAIN, f"attempt {STARTED} changed config"),
+        **of(AGAIN.placement, PLACEMENT, "placement_"),
+        **of(SECOND, ENDED),
+        **of(SECOND.peak, "flops source", "peak_"),
+        **of(NATIVE, "digest name processor instructions libraries flags", "arithmetic_"),
+        **of(SECOND.decision, DECISION, "decision_"),
+        "started_at": at(5),
+        "ended_at": at(10),
+        "termination_reason": "preempted",
+        "data_snapshot": "d",
+        "initial_weights_sha256": "e" * 64,
+        "failed_host": None,
+        "flow_run_id": "flow 2",
+        "resumed_from_step": 20,
+        "resumed_from_manifest": f"{20:064x}",
+        "first_step": 20,
+        "last_committed_step": 40,
+        "total_steps": 100,
+        "waiting_seconds": 3.0,  # the attempt before was seen at 2 and ended at 4
+        "arithmetic_moved": "bits may differ from here: arithmetic a, not b as before (wide → native)",
+        "injected": ("preempt@41",),
+        "made_progress": True,
+    },
+    "checkpoints": {
+        **RUN,
+        **of(COMMITTED, "attempt step prefix manifest_sha256 state_sha256 bytes tokens gpu_seconds"),
+        "state": "committed",
+        "committed_at": at(6),
+        "detail": "",
+    },
+    "evaluations": {
+        **RUN,
+        **of(FAILED, "step manifest_sha256 suite suite_sha256 data_snapshot detail started_at seconds"),
+        **dict.fromkeys(("val_loss", "perplexity", "bits_per_byte", "evaluator_version", "boundary", "pin_id")),
+        **dict.fromkeys(("verdict_kind", "verdict_why", "verdict_numbers", "verdict_cures")),
+        "attempt": 1,
+        "status": "failed",
+        "metrics": {},
+        "samples": (),
+    },
+    "member_changes": {**RUN, **of(LOST, "attempt step lost remaining detail charged joined hosts")},
+    "notes": {**RUN, "noted_at": at(12), "noted_by": "me@here", "text": "the rate was too high"},
+    "runs": {
+        **RUN,
+        **of(OPENED, "total_steps data_snapshot config_sha256 code_version config"),
+        **dict.fromkeys(("train_loss", "tokens_per_second", "seconds_left", "deleted_at")),
+        "state": "finished",
+        "step": 40,
+        "newest_committed_step": 40,
+        "attempts": 2,
+        "tokens": 7 + 19,
+        "gpu_seconds": 2.0 + 9.0,
+        "useful_gpu_seconds": 1.5 + 8.5,
+        "wasted_gpu_seconds": 0.5 + 0.25,
+        "waiting_seconds": 1.0 + 3.0,
+        "starting_seconds": 2.25 + 3.5,
+        "injected_attempts": 1,
+        "opened_at": at(0),
+        "finished_at": at(6),
+        "last_seen_at": at(10),
+        "stopped": "overfit",
+        "state_sha256": "s40",
+        "val_loss": 2.5,
+        "quarantined_windows": 3,
+        "refused_entries": 1,
+        "lr": 0.0125,
+        "global_batch": 2,
+        "forked_from_run": "parent",
+        "forked_from_step": 15,
+        "seed": 77,
+        "precision": "fp32",
+        "n_layer": 5,
+        "n_head": 1,
+        "n_embd": 8,
+        "block_size": 8,
+        "dropout": 0.25,
+        "tokenizer": "bytes",
+        "detail": "stopped early at step 40: overfit (early_stop.patience)",
+        "tags": ("baseline", "old"),
+    },
+}
+"""The newest row of each table by column, from the entries above."""
 
 
 def shown(row: Any) -> dict[str, Any]:
@@ -360,8 +283,8 @@ def shown(row: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("table", ["training_attempts", "checkpoints", "evaluations", "notes", "runs"])
 def test_every_column_that_follows_from_the_log_shows_its_own_field(state: RunState, table: str) -> None:
     newest = make_log_rows("r1", state, "finished")[table][-1]
-    assert shown(newest) == expected(table)
-    assert set(expected(table)) == set(ROWS[table].__slots__)
+    assert shown(newest) == EXPECTED[table]
+    assert set(EXPECTED[table]) == set(ROWS[table].__slots__)
 
 
 @pytest.fixture(scope="module")
@@ -373,8 +296,8 @@ def shrunk() -> RunState:
 
 def test_a_lost_rank_is_a_row_and_is_charged_once(shrunk: RunState) -> None:
     (row,) = make_log_rows("r1", shrunk, "training")["member_changes"]
-    assert shown(row) == expected("member_changes")
-    assert set(expected("member_changes")) == set(ROWS["member_changes"].__slots__)
+    assert shown(row) == EXPECTED["member_changes"]
+    assert set(EXPECTED["member_changes"]) == set(ROWS["member_changes"].__slots__)
     assert shrunk.charges["lost"].since_progress == (1,) and shrunk.charges["lost"].total == 1
     assert [refused.kind for refused in shrunk.refused] == ["members-changed"]
 
@@ -389,8 +312,7 @@ def test_a_recorded_evaluation_shows_its_metrics_samples_and_verdict(state: RunS
 
 def test_a_step_shows_its_record(state: RunState) -> None:
     (row,) = make_step_rows("r1", state, [STEP])
-    own = {name: getattr(STEP, name) for name in STEP.__slots__}
-    assert shown(row) == own | {"run_id": "r1", "model_family": "tiny", "replays": 0}
+    assert shown(row) == of(STEP, " ".join(STEP.__slots__)) | {"run_id": "r1", "model_family": "tiny", "replays": 0}
 
 
 def promotion_rows(*decisions: tuple[datetime, ModelDecision]) -> list[Any]:

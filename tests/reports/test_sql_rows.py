@@ -17,14 +17,13 @@ from cairn.reports.queries.run_tables import (
     make_unreadable_row,
     promotion_row,
 )
-from cairn.storage.logs.log_entry import CheckpointReference
-from cairn.storage.logs.registry import Promoted, RolledBack
-from cairn.storage.logs.run_entries import CheckpointSuperseded, RunFinished
+from cairn.storage.logs.registry import RolledBack
+from cairn.storage.logs.run_entries import RunFinished
 from cairn.storage.logs.run_log import fold
 from cairn.storage.logs.run_members import MembersChanged
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.tables.table_cache import arrow_table
-from tests.entries import NOON, ended, evaluated, noted, registry_of, started
+from tests.entries import NOON, ended, evaluated, noted, promoted, registry_of, started, superseded
 from tests.storage.builders import committed, entry, opened
 
 
@@ -76,12 +75,8 @@ def test_a_finished_run_says_when_its_last_step_was_committed() -> None:
 
 def test_a_superseded_checkpoint_keeps_its_row_and_says_why() -> None:
     gone = committed(10, 1)
-    superseded = CheckpointSuperseded(
-        step=10, attempt=1, prefix=gone.prefix, manifest_sha256=gone.manifest_sha256, why="keep_last"
-    )
-    rows = make_log_rows("r1", folded(opened(), started(1), gone, committed(20, 1), superseded), "running")[
-        "checkpoints"
-    ]
+    state = folded(opened(), started(1), gone, committed(20, 1), superseded(gone.reference))
+    rows = make_log_rows("r1", state, "running")["checkpoints"]
     assert [(row.state, row.detail) for row in rows] == [("superseded", "keep_last"), ("committed", "")]
 
 
@@ -101,22 +96,9 @@ def test_an_unreadable_run_says_only_why() -> None:
 
 
 def test_after_a_roll_back_to_nothing_the_alias_points_nowhere() -> None:
-    reference = CheckpointReference(step=1, attempt=1, prefix="p", manifest_sha256="m")
-    promoted = Promoted(
-        alias="a",
-        run_id="r1",
-        step=reference.step,
-        prefix=reference.prefix,
-        manifest_sha256=reference.manifest_sha256,
-        suite_sha256="s",
-        data_snapshot="d",
-        metrics={},
-        by="me",
-        why="better",
-        previous=None,
-    )
+    first = promoted(alias="a", run_id="r1")
     back = RolledBack(alias="a", manifest_sha256=None, by="me", why="worse", left_manifest_sha256="m")
-    rows = [promotion_row(item) for item in list_alias_decisions("a", registry_of((NOON, promoted), (NOON, back)))]
+    rows = [promotion_row(item) for item in list_alias_decisions("a", registry_of((NOON, first), (NOON, back)))]
     assert [(row.kind, row.current, row.run_id, row.previous) for row in rows] == [
         ("rolled-back", True, None, "m"),
         ("promoted", False, "r1", None),

@@ -6,12 +6,13 @@ by code.
 
 import json
 import re
-import threading
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.loopback import serving
 
 
 class Refused(Exception):
@@ -27,7 +28,6 @@ class TrackingServer:
         self.requests: list[str] = []
         self.headers: dict[str, str] = {}
         self.url = ""
-        self.is_broken = False
 
     def values(self, key: str, run: int = 0) -> list[tuple[int, Any]]:
         """Every value of a metric, in step order."""
@@ -36,8 +36,6 @@ class TrackingServer:
 
     def answer(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
         self.requests.append(path)
-        if self.is_broken:
-            raise Refused("INTERNAL_ERROR")
         method = path.replace("/", "_").replace("-", "_")
         result: dict[str, Any] = getattr(self, f"_{method}")(content)
         return result
@@ -110,16 +108,5 @@ def tracking_server() -> Iterator[TrackingServer]:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *arguments: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    tracking.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with serving(Handler) as tracking.url:
         yield tracking
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -4,8 +4,10 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.loopback import serving
 
 PATIENCE_SECONDS = 120.0
 
@@ -38,18 +40,9 @@ def serving_hook() -> Iterator[Hook]:
             if status == 204:
                 hook.taken.set()
 
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    hook.url = f"http://127.0.0.1:{server.server_port}/hidden-word"
-    try:
-        yield hook
-    finally:
-        hook.let_go.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as url:
+        hook.url = f"{url}/hidden-word"
+        try:
+            yield hook
+        finally:
+            hook.let_go.set()

@@ -16,13 +16,13 @@ from cairn.storage.stores.object_store import RetryPolicy
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from cairn.storage.stores.store_probe import probe_store
+from tests.commands import ROOT, Ended, run_process
 from tests.processes.waiting import wait_for
 from tests.s3.ceph_server import free_ports
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
 from tests.s3.servers import S3Server, aws_environment
 from tests.storage.builders import no_sleep
 
-ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = S3Server(endpoint="http://127.0.0.1:9", access_key="test", secret_key="canary-of-a-secret")
 
 
@@ -36,38 +36,29 @@ def deaf() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def status_of_a_run(endpoint: str) -> tuple[int, str]:
-    """Return exit code and words of `cairn status`."""
-    command = [sys.executable, "-m", "cairn.cli.command", "status", "r1", "--store", "s3://cairn/x"]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | NOWHERE.environment(endpoint),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    return done.returncode, done.stderr
+def status_of_a_run(folder: Path, endpoint: str) -> Ended:
+    """Run `cairn status` of a run in a bucket there."""
+    return run_process(("status", "r1", "--store", "s3://cairn/x"), folder, NOWHERE.environment(endpoint))
 
 
-def test_status_gives_up_an_endpoint_nobody_listens_at() -> None:
-    code, words = status_of_a_run(f"http://127.0.0.1:{free_ports(1)[0]}")
-    assert (code != 0, "cannot" in words, "canary" in words) == (True, True, False)
+def test_status_gives_up_an_endpoint_nobody_listens_at(tmp_path: Path) -> None:
+    ended = status_of_a_run(tmp_path, f"http://127.0.0.1:{free_ports(1)[0]}")
+    assert (ended.code != 0, "cannot" in ended.err, "canary" in ended.err) == (True, True, False)
 
 
 @pytest.mark.slow
-def test_status_gives_up_an_endpoint_that_accepts_nobody(deaf: str) -> None:
-    code, words = status_of_a_run(deaf)
-    assert (code != 0, "cannot" in words) == (True, True)
+def test_status_gives_up_an_endpoint_that_accepts_nobody(deaf: str, tmp_path: Path) -> None:
+    ended = status_of_a_run(tmp_path, deaf)
+    assert (ended.code != 0, "cannot" in ended.err) == (True, True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [NetworkFault.SLOW_DOWN, NetworkFault.HANG], ids=lambda fault: fault.name)
-def test_status_gives_up_a_server_that_only_says_503_or_nothing(fault: NetworkFault) -> None:
+def test_status_gives_up_a_server_that_only_says_503_or_nothing(fault: NetworkFault, tmp_path: Path) -> None:
     with FaultProxy(upstream="http://127.0.0.1:9") as proxy:
         proxy.aim(fault, ".*", times=1_000_000)
-        code, words = status_of_a_run(proxy.endpoint)
-    assert (code != 0, "cannot" in words) == (True, True)
+        ended = status_of_a_run(tmp_path, proxy.endpoint)
+    assert (ended.code != 0, "cannot" in ended.err) == (True, True)
     assert len(proxy.requests) <= 15
 
 
