@@ -1,12 +1,13 @@
-"""A layer written out against the same layer under autocast, forward and backward."""
+"""A layer written out against the same layer under autocast, forward and backward, and its GELU, which is looked up."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from cairn.model.architectures.gpt import Block, same_document_mask
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.kernels.attention import rotations
-from cairn.model.kernels.fused_block import _tables
+from cairn.model.kernels.fused_block import _tables, activate, activate_backward
 from tests.model.tiny_run import TinyRun
 
 WIDTH, TIME = 48, 70
@@ -109,3 +110,32 @@ def test_recomputing_it_changes_no_bit(tiny_run: type[TinyRun]) -> None:
 def test_the_first_layer_of_a_process_can_be_recomputed(tiny_run: type[TinyRun]) -> None:
     _tables.cache_clear()
     tiny_run(kernels="fused", precision="bf16", activation_checkpointing=True).train(1)
+
+
+def every_number():
+    return torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+
+
+def test_each_number_has_the_very_gelu_that_torch_computes() -> None:
+    x = every_number()
+    torch.testing.assert_close(activate(x, "gelu"), F.gelu(x, approximate="tanh"), rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_each_number_has_the_very_slope_that_torch_computes() -> None:
+    x = every_number()
+    expected = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate="tanh")
+    torch.testing.assert_close(
+        activate_backward(torch.ones_like(x), x, "gelu"), expected, rtol=0.0, atol=0.0, equal_nan=True
+    )
+
+
+def test_a_gradient_is_scaled_by_the_slope_wherever_it_stands() -> None:
+    x, gradient = torch.randn(2, 700, 701).to(torch.bfloat16)  # more than is looked up at a time
+    expected = torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
+    torch.testing.assert_close(activate_backward(gradient, x, "gelu"), expected, rtol=2**-7, atol=1e-30)
+
+
+def test_autocast_changes_nothing() -> None:
+    x = torch.linspace(-4.0, 4.0, 100).to(torch.bfloat16).view(4, 25)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(activate(x, "gelu"), F.gelu(x, approximate="tanh"))

@@ -1,16 +1,18 @@
-"""The loop: where it stops, what it records, what it learns."""
+"""The loop: where it stops, what it records, measures and learns, and the digest of the weights in its records."""
 
 import math
 
 import numpy as np
 import pytest
+import torch
 
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data.sample_order import SampleOrder
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
 from cairn.model.training.optimizer import learning_rate
-from cairn.model.training.training_loop import StepObserver, train_until
+from cairn.model.training.parallel import Ranks
+from cairn.model.training.training_loop import FetchSchedule, Probe, StepObserver, train_until
 from tests.model.tiny_run import TinyRun
 
 
@@ -46,39 +48,12 @@ def test_speed_is_tokens_by_the_given_clock(tiny_run: type[TinyRun]) -> None:
     assert [(r.seconds, r.tokens_per_second) for r in records] == [(2.0, 6 * 8 / 2.0)] * 2
 
 
-def test_a_stop_takes_effect_after_the_running_step(tiny_run: type[TinyRun]) -> None:
-    run, answers = tiny_run(), iter([False, False, True])
-    assert len(run.train(12, stop=lambda: next(answers))) == 3
-    assert (run.state.step, run.stopped) == (3, True)
-
-
 def test_training_in_segments_equals_training_at_once(tiny_run: type[TinyRun]) -> None:
     whole, parts = tiny_run(model={"dropout": 0.1}), tiny_run(model={"dropout": 0.1})
     whole.train(9)
     for until_step in (1, 4, 4, 9):
         parts.train(until_step)
     assert parts.bits() == whole.bits()
-
-
-def test_a_continued_run_draws_the_windows_the_undisturbed_one_would(tiny_run: type[TinyRun]) -> None:
-    class Watched(TokenWindows):
-        seen: list[int]
-
-        def gather(self, indexes, into=None):
-            self.seen.extend(indexes.tolist())
-            return super().gather(indexes, into)
-
-    def watched(run, until_step):
-        windows = Watched(run.windows._shards, 8, 61)
-        windows.seen = []
-        run.train(until_step, windows=windows)
-        return windows.seen
-
-    undisturbed, killed, continued = tiny_run(), tiny_run(), tiny_run()
-    expected = watched(undisturbed, 12)
-    before = watched(killed, 5)
-    continued.state.load(killed.tensors())
-    assert before + watched(continued, 12) == expected
 
 
 def test_an_order_over_other_data_is_refused(tiny_run: type[TinyRun]) -> None:
@@ -101,3 +76,78 @@ def test_masked_training_in_segments_equals_training_at_once_and_differs_from_un
     for until_step in (4, 9):
         parts.train(until_step)
     assert parts.bits() == whole.bits() != plain.bits()
+
+
+def probe_of(run, **changes):
+    settings = {"probe_every_steps": 2, "probe_batches": 2, "sample_tokens": 5, **changes}
+    training = run.training.model_copy(update=settings)
+    return Probe(windows=run.windows, training=training, prompt_ids=(0,), decode=lambda ids: " ".join(map(str, ids)))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_training_with_a_probe_gives_the_bits_of_training_without(tiny_run: type[TinyRun], precision) -> None:
+    probed, plain = (tiny_run(precision=precision, model={"dropout": 0.2}) for _ in range(2))
+    probed.train(7, probe=probe_of(probed))
+    plain.train(7)
+    assert probed.bits() == plain.bits()
+
+
+def test_the_probe_is_due_every_so_many_steps(tiny_run: type[TinyRun]) -> None:
+    run = tiny_run()
+    records = run.train(5, probe=probe_of(run))
+    assert [record.step for record in records if record.probe_loss is not None] == [2, 4]
+
+
+def test_a_probe_that_is_due_brings_loss_and_sample(tiny_run: type[TinyRun]) -> None:
+    run = tiny_run()
+    record = run.train(2, probe=probe_of(run))[-1]
+    assert 3 < record.probe_loss < 5 and len(record.sample.split()) == 5
+
+
+def test_without_sample_tokens_there_is_no_sample(tiny_run: type[TinyRun]) -> None:
+    run = tiny_run()
+    assert probe_of(run, sample_tokens=0).measure(run.state.model)[1] is None
+
+
+def test_the_model_is_back_in_its_mode_after_a_probe(tiny_run: type[TinyRun]) -> None:
+    run = tiny_run()
+    for mode in (True, False):
+        run.state.model.train(mode)
+        probe_of(run).measure(run.state.model)
+        assert run.state.model.training is mode
+
+
+def digests(run: TinyRun, until: int, schedule: FetchSchedule | None = None) -> list[str | None]:
+    found: list[str | None] = []
+    observer = StepObserver(
+        on_step=lambda result: found.append(result.weights_digest), stop_requested=lambda: False, probe=None
+    )
+    train_until(run.state, run.inputs(), observer, until_step=until, schedule=schedule)
+    return found
+
+
+@pytest.mark.parametrize("bit", [0, 22, 30, 31])
+def test_any_flipped_bit_of_any_weight_changes_the_digest(bit: int) -> None:
+    state = TinyRun().state
+    seen = {int(state.weights_sum())}
+    for named in state.live_tensors():
+        if named.group == "weights":
+            named.tensor.view(torch.int32).view(-1)[-1] ^= -(2**31) if bit == 31 else 1 << bit
+            seen.add(int(state.weights_sum()))
+    assert len(seen) == 1 + len(list(state.model.parameters()))
+
+
+def test_two_runs_with_equal_weights_have_equal_digests_step_by_step() -> None:
+    first, second = digests(TinyRun(), 4), digests(TinyRun(), 4)
+    assert first == second and len(set(first)) == 4
+
+
+def test_steps_whose_metrics_are_fetched_later_have_the_same_digests() -> None:
+    deferred = FetchSchedule(every_steps=3, every_seconds=1e9)
+    assert digests(TinyRun(), 4, deferred) == digests(TinyRun(), 4)
+
+
+def test_a_rank_that_holds_only_its_part_of_the_weights_has_no_digest() -> None:
+    state = TinyRun().state
+    state.ranks = Ranks(0, 2, "fsdp")
+    assert state.weights_sum() is None

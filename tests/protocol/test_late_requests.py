@@ -26,7 +26,7 @@ LEAST = 200_000
 APART = "CAIRN_TEST_EVERY_ARRIVAL" in os.environ
 _ACTS, _SENT, _MOMENTS = 2, 3, 4
 """By default so many requests of so many acts of a case arrive, each at so many moments of one rival."""
-_COMPARED = 40 if FULL else 4
+_COMPARED = 40 if FULL else 2
 """Of so many requests the moments that cannot be told apart are all played."""
 
 
