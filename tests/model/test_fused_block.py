@@ -98,18 +98,18 @@ def test_the_same_generator_gives_the_same_bits() -> None:
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-def test_recomputing_it_changes_no_bit(tiny_run: type[TinyRun]) -> None:
+def test_recomputing_it_changes_no_bit() -> None:
     plain, recomputed = (
-        tiny_run(kernels="fused", precision="bf16", activation_checkpointing=recompute, model={"dropout": 0.1})
+        TinyRun(kernels="fused", precision="bf16", activation_checkpointing=recompute, model={"dropout": 0.1})
         for recompute in (False, True)
     )
     plain.train(4), recomputed.train(4)
     assert plain.bits() == recomputed.bits()
 
 
-def test_the_first_layer_of_a_process_can_be_recomputed(tiny_run: type[TinyRun]) -> None:
+def test_the_first_layer_of_a_process_can_be_recomputed() -> None:
     _tables.cache_clear()
-    tiny_run(kernels="fused", precision="bf16", activation_checkpointing=True).train(1)
+    TinyRun(kernels="fused", precision="bf16", activation_checkpointing=True).train(1)
 
 
 def every_number():

@@ -27,30 +27,30 @@ def generate(model, prompt, *, new_tokens, seed=0, **settings):
     return list(generate_stream(model, prompt, new_tokens=new_tokens, sampling=Sampling(**settings), seed=seed))
 
 
-def test_equal_seeds_give_equal_text(tiny_run: type[TinyRun]) -> None:
-    model = tiny_run(model={"dropout": 0.5}).state.model
+def test_equal_seeds_give_equal_text() -> None:
+    model = TinyRun(model={"dropout": 0.5}).state.model
     assert generate(model, [1], new_tokens=20, seed=4) == generate(model, [1], new_tokens=20, seed=4)
 
 
-def test_another_seed_gives_another_text(tiny_run: type[TinyRun]) -> None:
-    model = tiny_run().state.model
+def test_another_seed_gives_another_text() -> None:
+    model = TinyRun().state.model
     assert generate(model, [1], new_tokens=20, seed=4) != generate(model, [1], new_tokens=20, seed=5)
 
 
 @both
-def test_text_may_grow_longer_than_the_block(tiny_run: type[TinyRun], shape) -> None:
-    assert len(generate(tiny_run(model=shape).state.model, range(12), new_tokens=20)) == 20
+def test_text_may_grow_longer_than_the_block(shape) -> None:
+    assert len(generate(TinyRun(model=shape).state.model, range(12), new_tokens=20)) == 20
 
 
 @both
-def test_only_the_last_block_of_the_prompt_counts(tiny_run: type[TinyRun], shape) -> None:
-    model = tiny_run(model=shape).state.model
+def test_only_the_last_block_of_the_prompt_counts(shape) -> None:
+    model = TinyRun(model=shape).state.model
     long, short = [3, 1, 4, 1, 5, *range(8)], list(range(8))
     assert generate(model, long, new_tokens=6, seed=1) == generate(model, short, new_tokens=6, seed=1)
 
 
-def test_temperature_zero_is_the_likeliest_token_whatever_the_seed(tiny_run: type[TinyRun]) -> None:
-    model = tiny_run().state.model
+def test_temperature_zero_is_the_likeliest_token_whatever_the_seed() -> None:
+    model = TinyRun().state.model
     greedy = [generate(model, [2], new_tokens=9, temperature=0.0, seed=seed) for seed in (1, 2)]
     assert greedy[0] == greedy[1] == generate(model, [2], new_tokens=9, top_k=1)
 
@@ -68,21 +68,19 @@ def test_temperature_zero_is_the_likeliest_token_whatever_the_seed(tiny_run: typ
         ([0], {"top_p": float("nan")}, "top_p=nan"),
     ],
 )
-def test_impossible_requests_are_refused_before_the_first_token(
-    tiny_run: type[TinyRun], prompt, settings, words
-) -> None:
+def test_impossible_requests_are_refused_before_the_first_token(prompt, settings, words) -> None:
     with pytest.raises(InvalidInput, match=words):
-        generate_stream(tiny_run().state.model, prompt, new_tokens=3, sampling=Sampling(**settings))
+        generate_stream(TinyRun().state.model, prompt, new_tokens=3, sampling=Sampling(**settings))
 
 
-def test_fewer_than_no_tokens_are_refused(tiny_run: type[TinyRun]) -> None:
+def test_fewer_than_no_tokens_are_refused() -> None:
     with pytest.raises(InvalidInput, match="new_tokens=-1"):
-        generate_stream(tiny_run().state.model, [0], new_tokens=-1, sampling=Sampling())
+        generate_stream(TinyRun().state.model, [0], new_tokens=-1, sampling=Sampling())
 
 
 @both
-def test_a_network_that_masks_documents_continues_the_last_document_alone(tiny_run: type[TinyRun], shape) -> None:
-    model = tiny_run(model=shape).state.model
+def test_a_network_that_masks_documents_continues_the_last_document_alone(shape) -> None:
+    model = TinyRun(model=shape).state.model
     model.boundary_id = 7
     ids = [generate(model, [*before, 7, 3], new_tokens=2, seed=1) for before in ([1, 2, 4], [5, 6, 8])]
     assert ids[0] == ids[1]
@@ -154,14 +152,14 @@ def test_beyond_the_block_the_stream_continues_from_the_newest_half(shape, block
     assert list(generate_stream(model, prompt, new_tokens=40, sampling=Sampling(temperature=0))) == expected
 
 
-def test_the_stream_draws_each_token_on_demand(tiny_run: type[TinyRun]) -> None:
-    model = tiny_run().state.model
+def test_the_stream_draws_each_token_on_demand() -> None:
+    model = TinyRun().state.model
     asked = generate_stream(model, [1], new_tokens=10**9, sampling=Sampling(), seed=4)
     assert list(islice(asked, 20)) == list(generate_stream(model, [1], new_tokens=20, sampling=Sampling(), seed=4))
 
 
-def test_between_two_tokens_of_a_stream_the_network_keeps_its_mode(tiny_run: type[TinyRun]) -> None:
-    model, before = tiny_run(model={"dropout": 0.5}).state.model.train(), torch.get_rng_state()
+def test_between_two_tokens_of_a_stream_the_network_keeps_its_mode() -> None:
+    model, before = TinyRun(model={"dropout": 0.5}).state.model.train(), torch.get_rng_state()
     for _ in generate_stream(model, [0], new_tokens=3, sampling=Sampling()):
         assert model.training and torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), before)
@@ -198,8 +196,8 @@ def test_a_temperature_next_to_zero_takes_the_likeliest_token() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_diverged_network_generates_nothing(tiny_run: type[TinyRun], temperature) -> None:
-    model = tiny_run().state.model
+def test_a_diverged_network_generates_nothing(temperature) -> None:
+    model = TinyRun().state.model
     with torch.no_grad():
         model.wte.weight[3, 0] = float("nan")
     with pytest.raises(ModelError, match="diverged"), evaluation_mode(model):

@@ -21,15 +21,15 @@ torch.save(run.tensors(), sys.argv[1])
 """
 
 
-def test_fused_kernels_say_the_loss_of_the_stock_ones_at_the_first_step(tiny_run: type[TinyRun]) -> None:
-    stock, fused = (tiny_run(kernels=kernels).train(1)[0] for kernels in ("stock", "fused"))
+def test_fused_kernels_say_the_loss_of_the_stock_ones_at_the_first_step() -> None:
+    stock, fused = (TinyRun(kernels=kernels).train(1)[0] for kernels in ("stock", "fused"))
     assert fused.train_loss == pytest.approx(stock.train_loss, rel=1e-6)
     assert fused.grad_norm == pytest.approx(stock.grad_norm, rel=1e-5)
 
 
-def test_fused_kernels_keep_attention_within_documents(tiny_run: type[TinyRun]) -> None:
+def test_fused_kernels_keep_attention_within_documents() -> None:
     def first(kernels):
-        run = tiny_run(kernels=kernels, precision="bf16", mask_documents=True)
+        run = TinyRun(kernels=kernels, precision="bf16", mask_documents=True)
         run.state.model.boundary_id = 7
         return run.train(1)[0]
 
@@ -37,14 +37,12 @@ def test_fused_kernels_keep_attention_within_documents(tiny_run: type[TinyRun]) 
 
 
 @pytest.mark.slow  # quick witness: test_same_bits_on_any_number_of_processes.py, whose ranks are processes of their own
-def test_a_fused_run_begun_in_one_process_and_continued_in_another_ends_in_the_bits_of_one(
-    tiny_run: type[TinyRun], tmp_path: Path
-) -> None:
+def test_a_fused_run_begun_in_one_process_and_continued_in_another_ends_in_the_bits_of_one(tmp_path: Path) -> None:
     command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(tmp_path / "state.pt")]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     continued, whole = (
-        tiny_run(kernels="fused", precision="bf16", model={"dropout": 0.1, "block_size": 70}) for _ in range(2)
+        TinyRun(kernels="fused", precision="bf16", model={"dropout": 0.1, "block_size": 70}) for _ in range(2)
     )
     continued.state.load(torch.load(tmp_path / "state.pt", weights_only=True))
     continued.train(12)
@@ -52,8 +50,8 @@ def test_a_fused_run_begun_in_one_process_and_continued_in_another_ends_in_the_b
     assert continued.bits() == whole.bits()
 
 
-def test_a_probe_sees_the_network_in_fp32_whatever_kernels_train_it(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run(kernels="fused", precision="bf16")
+def test_a_probe_sees_the_network_in_fp32_whatever_kernels_train_it() -> None:
+    run = TinyRun(kernels="fused", precision="bf16")
     tokens = torch.arange(16).view(2, 8)
-    expected = tiny_run().state.model(tokens)
+    expected = TinyRun().state.model(tokens)
     assert torch.equal(run.state.model(tokens), expected)

@@ -16,8 +16,8 @@ from cairn.model.training.training_loop import FetchSchedule, Probe, StepObserve
 from tests.model.tiny_run import TinyRun
 
 
-def test_one_batch_is_memorized(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run(steps=150, lr=1e-2, min_lr=1e-2, warmup_steps=5, weight_decay=0.0, model={"n_embd": 32})
+def test_one_batch_is_memorized() -> None:
+    run = TinyRun(steps=150, lr=1e-2, min_lr=1e-2, warmup_steps=5, weight_decay=0.0, model={"n_embd": 32})
     run.windows = TokenWindows([np.random.default_rng(1).integers(0, 61, 49).astype(np.uint16)], 8, 61)
     run.order = SampleOrder(window_count=6, seed=0, global_batch=6)
     losses = [record.train_loss for record in run.train(150)]
@@ -25,51 +25,51 @@ def test_one_batch_is_memorized(tiny_run: type[TinyRun]) -> None:
     assert losses[-1] < 0.3
 
 
-def test_every_step_has_one_record_numbered_from_1(tiny_run: type[TinyRun]) -> None:
-    assert [record.step for record in tiny_run().train(5)] == [1, 2, 3, 4, 5]
+def test_every_step_has_one_record_numbered_from_1() -> None:
+    assert [record.step for record in TinyRun().train(5)] == [1, 2, 3, 4, 5]
 
 
-def test_records_carry_the_rate_of_their_step(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_records_carry_the_rate_of_their_step() -> None:
+    run = TinyRun()
     training = TrainingConfig(steps=12, warmup_steps=2, lr=1e-3, min_lr=1e-4)
     expected = [learning_rate(n, training) for n in range(1, 13)]
     assert [record.lr for record in run.train(12)] == expected
 
 
-def test_records_measure_the_machine(tiny_run: type[TinyRun]) -> None:
-    record = tiny_run().train(1)[0]
+def test_records_measure_the_machine() -> None:
+    record = TinyRun().train(1)[0]
     assert min(record.tokens_per_second, record.mfu, record.memory_bytes, record.seconds, record.grad_norm) > 0
 
 
-def test_speed_is_tokens_by_the_given_clock(tiny_run: type[TinyRun]) -> None:
-    run, ticks, records = tiny_run(), iter(range(0, 100, 2)), []
+def test_speed_is_tokens_by_the_given_clock() -> None:
+    run, ticks, records = TinyRun(), iter(range(0, 100, 2)), []
     observer = StepObserver(on_step=records.append, stop_requested=lambda: False, clock=lambda: float(next(ticks)))
     train_until(run.state, run.inputs(micro_batch=6), observer, until_step=2)
     assert [(r.seconds, r.tokens_per_second) for r in records] == [(2.0, 6 * 8 / 2.0)] * 2
 
 
-def test_training_in_segments_equals_training_at_once(tiny_run: type[TinyRun]) -> None:
-    whole, parts = tiny_run(model={"dropout": 0.1}), tiny_run(model={"dropout": 0.1})
+def test_training_in_segments_equals_training_at_once() -> None:
+    whole, parts = TinyRun(model={"dropout": 0.1}), TinyRun(model={"dropout": 0.1})
     whole.train(9)
     for until_step in (1, 4, 4, 9):
         parts.train(until_step)
     assert parts.bits() == whole.bits()
 
 
-def test_an_order_over_other_data_is_refused(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_an_order_over_other_data_is_refused() -> None:
+    run = TinyRun()
     run.order = SampleOrder(window_count=7, seed=0, global_batch=6)
     with pytest.raises(InvalidInput, match="order covers 7 windows"):
         run.train(1)
 
 
-def test_another_masking_than_the_networks_is_refused(tiny_run: type[TinyRun]) -> None:
+def test_another_masking_than_the_networks_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"mask_documents=True .* boundary_id=None"):
-        tiny_run(mask_documents=True).train(1)
+        TinyRun(mask_documents=True).train(1)
 
 
-def test_masked_training_in_segments_equals_training_at_once_and_differs_from_unmasked(tiny_run: type[TinyRun]) -> None:
-    plain, whole, parts = tiny_run(), tiny_run(mask_documents=True), tiny_run(mask_documents=True)
+def test_masked_training_in_segments_equals_training_at_once_and_differs_from_unmasked() -> None:
+    plain, whole, parts = TinyRun(), TinyRun(mask_documents=True), TinyRun(mask_documents=True)
     whole.state.model.boundary_id = parts.state.model.boundary_id = 7
     plain.train(9)
     whole.train(9)
@@ -85,32 +85,32 @@ def probe_of(run, **changes):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_training_with_a_probe_gives_the_bits_of_training_without(tiny_run: type[TinyRun], precision) -> None:
-    probed, plain = (tiny_run(precision=precision, model={"dropout": 0.2}) for _ in range(2))
+def test_training_with_a_probe_gives_the_bits_of_training_without(precision) -> None:
+    probed, plain = (TinyRun(precision=precision, model={"dropout": 0.2}) for _ in range(2))
     probed.train(7, probe=probe_of(probed))
     plain.train(7)
     assert probed.bits() == plain.bits()
 
 
-def test_the_probe_is_due_every_so_many_steps(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_the_probe_is_due_every_so_many_steps() -> None:
+    run = TinyRun()
     records = run.train(5, probe=probe_of(run))
     assert [record.step for record in records if record.probe_loss is not None] == [2, 4]
 
 
-def test_a_probe_that_is_due_brings_loss_and_sample(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_a_probe_that_is_due_brings_loss_and_sample() -> None:
+    run = TinyRun()
     record = run.train(2, probe=probe_of(run))[-1]
     assert 3 < record.probe_loss < 5 and len(record.sample.split()) == 5
 
 
-def test_without_sample_tokens_there_is_no_sample(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_without_sample_tokens_there_is_no_sample() -> None:
+    run = TinyRun()
     assert probe_of(run, sample_tokens=0).measure(run.state.model)[1] is None
 
 
-def test_the_model_is_back_in_its_mode_after_a_probe(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_the_model_is_back_in_its_mode_after_a_probe() -> None:
+    run = TinyRun()
     for mode in (True, False):
         run.state.model.train(mode)
         probe_of(run).measure(run.state.model)
