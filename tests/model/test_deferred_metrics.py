@@ -10,9 +10,7 @@ from cairn.model.training.training_loop import (
     FETCH_EVERY_STEP,
     FetchSchedule,
     Probe,
-    StepObserver,
     default_fetch_schedule,
-    train_until,
 )
 from tests.model.tiny_run import TinyRun
 
@@ -27,20 +25,12 @@ NUMERICS = {
 DEFERRED = FetchSchedule(every_steps=5, every_seconds=1e9)
 
 
-def train(run, until_step, schedule, *, stop=lambda: False, probe=None, clock=None, windows=None, watched=None):
-    records = []
+def train(run, until_step, schedule, **how):
+    """Return the records, and the error that ended the training or None."""
     try:
-        observer = StepObserver(
-            on_step=lambda record: (records.append(record), watched and watched(record)),
-            stop_requested=stop,
-            probe=probe,
-            **({"clock": clock} if clock else {}),
-        )
-        inputs = run.inputs(windows=windows or run.windows)
-        run.stopped = train_until(run.state, inputs, observer, until_step=until_step, schedule=schedule)
+        return run.train(until_step, schedule=schedule, **how), None
     except (NonFiniteLoss, TokenOutOfRange) as error:
-        return records, error
-    return records, None
+        return run.records, error
 
 
 def values_of(records):

@@ -25,10 +25,7 @@ from cairn.model.training.training_loop import (
     DEFERRED_STEPS,
     FETCH_EVERY_STEP,
     FetchSchedule,
-    StepObserver,
-    StepResult,
     default_fetch_schedule,
-    train_until,
 )
 from cairn.model.training.training_step import UpdateGuard, launch_step
 from tests.device import device_under_test
@@ -145,21 +142,13 @@ def test_heads_that_share_keys_have_the_bits_of_repeated_keys(only_cuda: torch.d
 DEFERRED = FetchSchedule(every_steps=DEFERRED_STEPS, every_seconds=3600.0)
 
 
-def train_deferred(run: TinyRun, until_step: int, schedule: FetchSchedule) -> list[StepResult]:
-    """Train on and return the records, which are read as the schedule says."""
-    records: list[StepResult] = []
-    observer = StepObserver(on_step=records.append, stop_requested=lambda: False)
-    train_until(run.state, run.inputs(), observer, until_step=until_step, schedule=schedule)
-    return records
-
-
 def test_metrics_are_deferred_here(only_cuda: torch.device) -> None:
     assert default_fetch_schedule(TinyRun(model=SHAPE, device=only_cuda, **FUSED).state).every_steps == DEFERRED_STEPS
 
 
 def test_deferred_metrics_are_those_that_are_read_at_once(cuda: torch.device) -> None:
     late, at_once = (TinyRun(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
-    pairs = zip(train_deferred(late, 12, DEFERRED), train_deferred(at_once, 12, FETCH_EVERY_STEP), strict=True)
+    pairs = zip(late.train(12, schedule=DEFERRED), at_once.train(12, schedule=FETCH_EVERY_STEP), strict=True)
     assert all(
         (one.train_loss, one.grad_norm, one.weights_digest) == (two.train_loss, two.grad_norm, two.weights_digest)
         for one, two in pairs
@@ -171,7 +160,7 @@ def test_a_bad_step_found_late_has_changed_nothing(cuda: torch.device) -> None:
     run, good = (TinyRun(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
     run.state.model.ln_f.weight.register_hook(lambda g: g * float("nan") if run.state.step == 5 else g)
     with pytest.raises(NonFiniteLoss) as caught:
-        train_deferred(run, 12, DEFERRED)
+        run.train(12, schedule=DEFERRED)
     good.train(5)
     assert caught.value.step == 6 and run.bits() == good.bits()
 

@@ -12,7 +12,7 @@ from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
 from cairn.model.training.optimizer import learning_rate
 from cairn.model.training.parallel import Ranks
-from cairn.model.training.training_loop import FetchSchedule, Probe, StepObserver, train_until
+from cairn.model.training.training_loop import FetchSchedule, Probe
 from tests.model.tiny_run import TinyRun
 
 
@@ -42,9 +42,8 @@ def test_records_measure_the_machine() -> None:
 
 
 def test_speed_is_tokens_by_the_given_clock() -> None:
-    run, ticks, records = TinyRun(), iter(range(0, 100, 2)), []
-    observer = StepObserver(on_step=records.append, stop_requested=lambda: False, clock=lambda: float(next(ticks)))
-    train_until(run.state, run.inputs(micro_batch=6), observer, until_step=2)
+    ticks = iter(range(0, 100, 2))
+    records = TinyRun().train(2, clock=lambda: float(next(ticks)))
     assert [(r.seconds, r.tokens_per_second) for r in records] == [(2.0, 6 * 8 / 2.0)] * 2
 
 
@@ -117,13 +116,8 @@ def test_the_model_is_back_in_its_mode_after_a_probe() -> None:
         assert run.state.model.training is mode
 
 
-def digests(run: TinyRun, until: int, schedule: FetchSchedule | None = None) -> list[str | None]:
-    found: list[str | None] = []
-    observer = StepObserver(
-        on_step=lambda result: found.append(result.weights_digest), stop_requested=lambda: False, probe=None
-    )
-    train_until(run.state, run.inputs(), observer, until_step=until, schedule=schedule)
-    return found
+def digests(until: int, schedule: FetchSchedule | None = None) -> list[str | None]:
+    return [record.weights_digest for record in TinyRun().train(until, schedule=schedule)]
 
 
 @pytest.mark.parametrize("bit", [0, 22, 30, 31])
@@ -138,13 +132,13 @@ def test_any_flipped_bit_of_any_weight_changes_the_digest(bit: int) -> None:
 
 
 def test_two_runs_with_equal_weights_have_equal_digests_step_by_step() -> None:
-    first, second = digests(TinyRun(), 4), digests(TinyRun(), 4)
+    first, second = digests(4), digests(4)
     assert first == second and len(set(first)) == 4
 
 
 def test_steps_whose_metrics_are_fetched_later_have_the_same_digests() -> None:
     deferred = FetchSchedule(every_steps=3, every_seconds=1e9)
-    assert digests(TinyRun(), 4, deferred) == digests(TinyRun(), 4)
+    assert digests(4, deferred) == digests(4)
 
 
 def test_a_rank_that_holds_only_its_part_of_the_weights_has_no_digest() -> None:

@@ -79,16 +79,6 @@ def test_it_listens_on_the_loopback_alone(live: LiveServer) -> None:
     assert {ip for ip, port in tcp_listeners([psutil.Process()]) if port == live.port} == {"127.0.0.1"}
 
 
-@pytest.mark.linux
-def test_the_system_says_whose_a_connection_is_and_another_users_is_refused(live: LiveServer, tmp_path: Path) -> None:
-    row = "   0: 0100007F:{client:04X} 0100007F:{server:04X} 01 00000000:00000000 00:00000000 00000000 {user} 0 1 1 0"
-    table = tmp_path / "tcp"
-    table.write_text(f"  sl  local_address\n{row.format(client=40000, server=8460, user=1234)}\n")
-    assert find_user(table, client_port=40000, server_port=8460) == 1234
-    assert find_user(table, client_port=40001, server_port=8460) is None
-    assert find_user(tmp_path / "gone", client_port=40000, server_port=8460) is None
-
-
 MAPPED = "0000000000000000FFFF00000100007F"
 
 
@@ -98,6 +88,7 @@ MAPPED = "0000000000000000FFFF00000100007F"
     [
         ("0100007F:9C40", "0100007F:210C", "01", 7),
         ("0100007F:9C40", "0100007F:210C", "05", 7),
+        ("0100007F:9C41", "0100007F:210C", "01", None),
         (f"{MAPPED}:9C40", f"{MAPPED}:210C", "01", 7),
         ("0100007F:9C40", "0100007F:210C", "06", None),  # its last packets are waited for: the row says root
         ("0100007F:9C40", "0100007F:210C", "0A", None),
@@ -112,6 +103,7 @@ def test_all_four_values_and_the_state_of_a_connection_are_compared(
     table = tmp_path / "tcp"
     table.write_text(f"heading\n   0: {local} {remote} {state} 00000000:00000000 00:00000000 00000000 7 0 1 1 0\n")
     assert find_user(table, client_port=0x9C40, server_port=0x210C) == user
+    assert find_user(tmp_path / "gone", client_port=0x9C40, server_port=0x210C) is None
 
 
 @pytest.mark.linux

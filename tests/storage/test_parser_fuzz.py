@@ -30,6 +30,7 @@ from cairn.storage.snapshots.snapshot_manifest import (
     SnapshotObject,
 )
 from cairn.storage.stores.codec import decode, encode
+from tests.cairn.hostile_store import change, places
 from tests.storage.builders import bodies, entry, manifest_of, promoted, trainer_document
 from tests.storage.staged_snapshot import manifest_of as snapshot_of
 
@@ -121,33 +122,13 @@ def survives(parser: Parser, data: bytes) -> None:
     assert parser.decode(parser.encode(value)) == value
 
 
-def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where a document has values, the whole of it first."""
-    inner = (
-        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
-    )
-    return [path, *(place for key, value in inner for place in places(value, (*path, key)))]
-
-
-def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """The document with another value, or with none, in that place."""
-    if not path:
-        return value
-    holder = document
-    for key in path[:-1]:
-        holder = holder[key]
-    if value is ...:
-        del holder[path[-1]]
-    else:
-        holder[path[-1]] = value
-    return document
-
-
 def changed_value(parser: Parser, data: st.DataObject) -> bytes:
     document = json.loads(parser.encode(data.draw(st.sampled_from(parser.real))))
-    place = data.draw(st.sampled_from(places(document)))
-    value = data.draw(JSON | st.just(...)) if place else data.draw(JSON)
-    return json.dumps(changed(document, place, value)).encode()
+    place = data.draw(st.sampled_from([(), *places(document)]))
+    if not place:
+        return json.dumps(data.draw(JSON)).encode()
+    change(document, place, data.draw(JSON | st.just(...)))
+    return json.dumps(document).encode()
 
 
 def changed_bytes(parser: Parser, data: st.DataObject) -> bytes:
