@@ -23,8 +23,8 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 EMPTY: dict[str, dict[str, Any]] = {
     "1 window, fp32 stock": {"global_batch": 1},
-    "1 window, bf16 fused": {"global_batch": 1, **RUNS["bf16 fused"]},
-    "3 windows, fp16": {"global_batch": 3, "precision": "fp16"},
+    "1 window, fp16": {"global_batch": 1, "precision": "fp16"},
+    "3 windows, bf16 fused": {"global_batch": 3, **RUNS["bf16 fused"]},
     "3 windows, recomputed": {"global_batch": 3, **RUNS["recomputed"]},
 }
 """Batches of which one of two processes has a window less than the other has micro-batches."""
@@ -111,8 +111,8 @@ def test_a_sharded_run_learns_what_one_process_learns(folder: Path) -> None:
 def test_a_process_without_a_window_contributes_nothing(folder: Path, name: str) -> None:
     alone = TinyRun(**{**SHARDED, "micro_batch": 1, **EMPTY[name], "parallel": "ddp"})
     expected = [record.train_loss for record in alone.train(STEPS)]
-    seen = read_seen(folder / f"{name}.npz")["records"]
-    assert [record["train_loss"] for record in seen] == pytest.approx(expected, rel=1e-3)
+    seen, rounding = read_seen(folder / f"{name}.npz")["records"], 1e-5 if "fp32" in name else 1e-3
+    assert [record["train_loss"] for record in seen] == pytest.approx(expected, rel=rounding)
 
 
 @pytest.mark.parametrize("kernels", ["stock", "fused"])

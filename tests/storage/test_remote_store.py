@@ -291,18 +291,35 @@ def test_a_bucket_that_does_not_exist_is_refused(absent_bucket: S3Bucket, operat
         OPERATIONS[operation](S3Store(absent_bucket, "x"), "a/b")
 
 
-def test_without_credentials_it_is_said_which_to_set(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+ELSEWHERE = {"AWS_ENDPOINT_URL": "https://127.0.0.1:9"}
+NO_ADDRESSES = ("127.0.0.1:9", "https://[::1", "ftp://127.0.0.1:9", "http://127.0.0.1:port")
+UNSET = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (UNSET, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"),
+        ({"AWS_PROFILE": "nobody"}, r"nobody.*correct AWS_PROFILE"),
+        *(({"AWS_ENDPOINT_URL": endpoint}, "correct AWS_ENDPOINT_URL") for endpoint in NO_ADDRESSES),
+        *(
+            ({**ELSEWHERE, "AWS_CA_BUNDLE": name}, f"; AWS_CA_BUNDLE = '{name}': must be a readable PEM file")
+            for name in ("missing.pem", "no-certificate.pem")
+        ),
+    ],
+)
+def test_variables_that_lead_to_no_bucket_are_refused_with_what_to_set(
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variables: dict[str, str],
+    words: str,
 ) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(StoreRefused, match="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"):
-        open_store("s3://cairn").keys("a")
-
-
-def test_a_profile_that_does_not_exist_is_named(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(StoreRefused, match=r"nobody.*correct AWS_PROFILE"):
+    (tmp_path / "no-certificate.pem").write_text("no certificate")
+    monkeypatch.chdir(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
+    with pytest.raises(StoreRefused, match=words):
         open_store("s3://cairn").keys("a")
 
 
@@ -316,33 +333,6 @@ def test_wrong_credentials_are_refused_without_repeating_them(
         with pytest.raises(StoreRefused, match="AWS_ACCESS_KEY_ID") as refused:
             S3Store(S3Bucket("cairn"), "x").read("a/b")
     assert "canary" not in str(refused.value)
-
-
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:9", "https://[::1", "ftp://127.0.0.1:9", "http://127.0.0.1:port"])
-def test_an_endpoint_that_is_no_address_is_refused_with_what_to_set(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, endpoint: str
-) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    with pytest.raises(StoreRefused, match="correct AWS_ENDPOINT_URL"):
-        S3Store(S3Bucket("cairn"), "x").read("a/b")
-
-
-@pytest.mark.parametrize("content", [None, "no certificate"], ids=["missing", "no certificate"])
-def test_a_file_of_certificates_that_cannot_be_used_is_refused_by_its_variable(
-    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
-) -> None:
-    bundle = tmp_path / "ours.pem"
-    if content is not None:
-        bundle.write_text(content)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
-    with pytest.raises(StoreRefused, match=rf"; AWS_CA_BUNDLE = '{bundle}': must be a readable PEM file"):
-        S3Store(S3Bucket("cairn"), "x").read("a/b")
-
-
-def test_a_value_error_that_speaks_of_no_endpoint_is_no_refusal() -> None:
-    error = convert_error(ValueError("a bug"), action="read", where="s3://cairn/a")
-    assert type(error) is StoreUnavailable
 
 
 def test_credentials_in_the_endpoint_are_not_repeated(
@@ -372,6 +362,13 @@ def test_a_full_bucket_or_quota_is_a_full_store(code: str, action: str) -> None:
     assert type(error) is StoreFull and "free space and run the same command again" in str(error)
 
 
-@pytest.mark.parametrize(("code", "kind"), [("AccessDenied", StoreRefused), ("SlowDown", StoreUnavailable)])
-def test_another_code_is_not_a_full_store(code: str, kind: type[StorageError]) -> None:
-    assert type(convert_error(CodedError(code), action="write", where="s3://cairn/a")) is kind
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (CodedError("AccessDenied"), StoreRefused),
+        (CodedError("SlowDown"), StoreUnavailable),
+        (ValueError("a bug"), StoreUnavailable),
+    ],
+)
+def test_another_error_is_not_a_full_store(error: Exception, kind: type[StorageError]) -> None:
+    assert type(convert_error(error, action="write", where="s3://cairn/a")) is kind
