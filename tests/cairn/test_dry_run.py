@@ -3,12 +3,15 @@
 import errno
 import json
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cairn.cli.texts import describe_plan
+from cairn.flows.preparation import preflight
 from cairn.flows.preparation.preflight import AvailableMemory, StoreRoom, require_room, store_room
 from cairn.flows.preparation.training_plan import TrainingPlan, plan_training
 from cairn.model.estimates.size_estimate import TrainingPlace
@@ -17,6 +20,7 @@ from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores import local_disk
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.policy.attempt_sizes import AttemptSizes
 from tests.commands import Cairn
 from tests.fabricated_run import write_steps
 from tests.memory_store import MemoryStore
@@ -121,6 +125,26 @@ def test_text_that_train_refuses_is_refused_with_the_same_words(config: Path, ca
     assert planned.code == trained.code == 2
     (refused,) = (line for line in planned.err.splitlines() if "100 of 1000 documents cannot be used" in line)
     assert refused in trained.err.splitlines()
+
+
+def test_a_block_may_be_as_long_as_the_shorter_split_but_for_one_token(config: Path, cairn: Cairn) -> None:
+    def refusal(block_size: int) -> str:
+        return cairn("train", "run.toml", "--dry-run", "--set", f"model.block_size={block_size}").err
+
+    most = re.search(r"block_size is at most (\d+)", refusal(5000))
+    assert most is not None
+    assert refusal(int(most[1])) == "" and f"at most {most[1]}" in refusal(int(most[1]) + 1)
+
+
+def test_the_parameters_of_an_own_network_are_those_of_its_trial(
+    written: WritingRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = AttemptSizes(micro_batch=4, activation_checkpointing=False)
+    estimate = preflight.estimate_trainer(written.config, 257, sizes, UNKNOWN_MEMORY)
+    monkeypatch.setattr(preflight, "try_module", lambda *given: replace(estimate, parameters_bytes=4 * 1234))
+    own = written.config.model.model_copy(update={"module": "net.py:build"})
+    plan = planned(written, written.config.model_copy(update={"model": own}))
+    assert plan.parameters == 1234
 
 
 def test_nothing_is_written(cairn: Cairn, config: Path) -> None:

@@ -27,7 +27,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.slow  # quick witnesses: tests/model/test_kernels.py and tests/crash/test_kill_anywhere.py
+@pytest.mark.slow  # quick witnesses: tests/model/test_fused_block.py and tests/crash/test_kill_anywhere.py
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("kernels", ["fused", "stock"])

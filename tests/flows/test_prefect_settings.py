@@ -1,5 +1,7 @@
 """Prefect's settings in a command: the environment or a profile names the server, and says nothing else."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import prefect
@@ -90,6 +92,25 @@ def test_no_file_of_the_working_folder_says_a_setting(
     said = list[str]()
     import_prefect(say=said.append, refresh=True)
     assert (prefect.settings.get_current_settings().api.key, said) == (None, [])
+
+
+@pytest.fixture
+def environment() -> Iterator[None]:
+    """Put back the environment, and what Prefect reads of it, however the test changes them."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    import_prefect(say=print, refresh=True)
+
+
+@pytest.mark.usefixtures("environment")
+def test_after_a_setting_that_prefect_refuses_the_others_are_left_out_and_the_server_is_asked_all_the_same() -> None:
+    os.environ |= {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_CLIENT_MAX_RETRIES": "many"}
+    said = list[str]()
+    import_prefect(say=said.append, refresh=True)
+    assert len(said) == 1 and "which it refuses" in said[0] and os.environ["PREFECT_CLIENT_MAX_RETRIES"] != "many"
+    assert prefect.settings.get_current_settings().api.url == "http://127.0.0.1:9/api"
 
 
 def test_the_home_is_named_by_the_newest_revision_of_the_installed_prefects_database() -> None:

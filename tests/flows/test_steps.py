@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from prefect import Task
+from prefect import State, Task
 
 from cairn.flows.run.steps import MOST_TASK_RUNS, Chain
 from cairn.tasks import promote, train_segment
+from cairn.tasks.evaluate import Interrupted
 
 
 @pytest.mark.parametrize("ends_late", [False, True], ids=["the task engine fails", "its task run cannot end"])
@@ -57,3 +58,16 @@ def test_a_step_that_is_not_shown_any_more_is_performed_all_the_same(monkeypatch
     for _ in range(MOST_TASK_RUNS):
         chain.admit(train_segment.train_segment)
     assert chain.as_task(Task(fn=lambda number: number + 1))(4) == 5
+
+
+def test_a_task_run_ends_in_the_state_that_the_value_of_its_step_deserves(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[State[Any]] = []
+
+    def note(self: Task[..., Any], *arguments: Any, **named: Any) -> State[Any]:
+        ended.append(self.fn(*arguments))
+        return ended[-1]
+
+    monkeypatch.setattr(Task, "__call__", note)
+    value = Interrupted(why="the run goes on")
+    assert Chain().as_task(Task(fn=lambda number: value))(4) is value
+    assert [(state.is_cancelled(), state.message) for state in ended] == [(True, "the run goes on")]

@@ -1,11 +1,9 @@
-"""A tiny training set-up for the model tests, on one thread."""
+"""The tests of the model run on one thread."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-
-from tests.model.tiny_run import TinyRun
 
 
 @pytest.fixture(autouse=True)
@@ -14,9 +12,3 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def tiny_run() -> type[TinyRun]:
-    """Give the class, so that a test names its own settings."""
-    return TinyRun

@@ -110,9 +110,14 @@ def test_no_token_sees_another_document(network: dict[str, Any]) -> None:
 
 
 @every_network
-@pytest.mark.parametrize("sizes", [[1] * 16, [5, 9, 1, 1]])
-def test_with_a_cache_the_logits_are_those_of_the_whole_text(network: dict[str, Any], sizes: list[int]) -> None:
+@pytest.mark.parametrize("boundary_id", [None, END])
+@pytest.mark.parametrize("sizes", [[1] * 16, [16], [5, 9, 1, 1]])
+def test_with_a_cache_the_logits_are_those_of_the_whole_text(
+    network: dict[str, Any], sizes: list[int], boundary_id: int | None
+) -> None:
     model, ids, begin = make(network).eval(), tokens(1), 0
+    model.boundary_id = boundary_id
+    ids[:, [0, 6, 11, 12, 15]] = END
     cache = KeyValueCache(model.config, device=model.device)
     with torch.no_grad():
         whole = model(ids)[0]
@@ -123,10 +128,14 @@ def test_with_a_cache_the_logits_are_those_of_the_whole_text(network: dict[str, 
 
 
 @every_network
-def test_recomputed_activations_change_no_bit_of_the_gradients(network: dict[str, Any]) -> None:
+@pytest.mark.parametrize("boundary_id", [None, 7])
+def test_recomputed_activations_change_no_bit_of_the_gradients(
+    network: dict[str, Any], boundary_id: int | None
+) -> None:
     found = []
     for recompute in (False, True):
         model = make({**network, "dropout": 0.2}, activation_checkpointing=recompute).train()
+        model.boundary_id = boundary_id
         torch.manual_seed(7)
         found.append(gradients(model))
     assert torch.equal(*found)

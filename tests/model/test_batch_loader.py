@@ -43,8 +43,8 @@ class WatchedWindows(TokenWindows):
 
 
 @pytest.fixture
-def watched(tiny_run: type[TinyRun]) -> WatchedWindows:
-    return WatchedWindows(tiny_run().windows._shards)
+def watched() -> WatchedWindows:
+    return WatchedWindows(TinyRun().windows._shards)
 
 
 def loader_of(run, **changes):
@@ -64,8 +64,8 @@ def only_at_step(order, wanted: int) -> int:
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 5, 6])
-def test_prefetching_changes_no_bit_of_training(tiny_run: type[TinyRun], micro_batch) -> None:
-    plain, ahead = tiny_run(model=DROPOUT), tiny_run(model=DROPOUT)
+def test_prefetching_changes_no_bit_of_training(micro_batch) -> None:
+    plain, ahead = TinyRun(model=DROPOUT), TinyRun(model=DROPOUT)
     plain.train(12, micro_batch=micro_batch)
     with closing(loader_of(ahead)) as loader:
         ahead.train(12, micro_batch=micro_batch, loader=loader)
@@ -74,10 +74,10 @@ def test_prefetching_changes_no_bit_of_training(tiny_run: type[TinyRun], micro_b
 
 @pytest.mark.parametrize("steps_ahead", [1, 2, 4])
 def test_a_run_resumed_with_a_new_loader_ends_with_the_bits_of_a_run_without_a_loader(
-    tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch, steps_ahead
+    monkeypatch: pytest.MonkeyPatch, steps_ahead
 ) -> None:
     monkeypatch.setattr(batch_loader, "STEPS_AHEAD", steps_ahead)
-    plain, killed, resumed = (tiny_run(model=DROPOUT) for _ in range(3))
+    plain, killed, resumed = (TinyRun(model=DROPOUT) for _ in range(3))
     plain.train(12)
     with closing(loader_of(killed)) as loader:
         killed.train(5, loader=loader)
@@ -87,9 +87,9 @@ def test_a_run_resumed_with_a_new_loader_ends_with_the_bits_of_a_run_without_a_l
     assert resumed.bits() == plain.bits()
 
 
-def test_prefetching_changes_no_bit_of_a_mixture_with_a_quarantine(tiny_run: type[TinyRun]) -> None:
+def test_prefetching_changes_no_bit_of_a_mixture_with_a_quarantine() -> None:
     def run():
-        made = tiny_run()
+        made = TinyRun()
         parts = (
             Component(first_window=0, window_count=11, weight=3.0),
             Component(first_window=20, window_count=30, weight=1.0),
@@ -106,8 +106,8 @@ def test_prefetching_changes_no_bit_of_a_mixture_with_a_quarantine(tiny_run: typ
     assert ahead.bits() == plain.bits()
 
 
-def test_a_batch_is_a_pure_function_of_its_step(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_a_batch_is_a_pure_function_of_its_step() -> None:
+    run = TinyRun()
     with closing(loader_of(run)) as loader:
         for step in (0, 1, 5, 6, 2, 2, 11):
             expected = gather_batch(run.windows, run.order.windows_of(step))
@@ -115,26 +115,24 @@ def test_a_batch_is_a_pure_function_of_its_step(tiny_run: type[TinyRun]) -> None
             assert torch.equal(got.tokens, expected.tokens) and got.windows == expected.windows
 
 
-def test_a_batch_does_not_depend_on_the_draws_per_call(
-    tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tiny_run()
+def test_a_batch_does_not_depend_on_the_draws_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TinyRun()
     for draws in (1, 13, 4096):
         monkeypatch.setattr(batch_loader, "DRAWS_PER_CALL", draws)
         with closing(loader_of(run)) as loader:
             assert [loader.batch(s).windows for s in range(9)] == [tuple(run.order.windows_of(s)) for s in range(9)]
 
 
-def test_a_returned_batch_has_its_own_memory(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_a_returned_batch_has_its_own_memory() -> None:
+    run = TinyRun()
     with closing(loader_of(run)) as loader:
         batches = [loader.batch(step) for step in range(6)]
     expected = [gather_batch(run.windows, run.order.windows_of(step)) for step in range(6)]
     assert all(torch.equal(got.tokens, wanted.tokens) for got, wanted in zip(batches, expected, strict=True))
 
 
-def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window() -> None:
+    run = TinyRun()
     window = only_at_step(run.order, BAD_STEP)
     with_bad_token(run, window)
     with closing(loader_of(run)) as loader, pytest.raises(TokenOutOfRange) as caught:
@@ -142,8 +140,8 @@ def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window(tiny_ru
     assert run.state.step == BAD_STEP and caught.value.window == window
 
 
-def test_a_bad_token_of_a_step_that_is_not_trained_is_never_raised(tiny_run: type[TinyRun]) -> None:
-    run, plain = tiny_run(), tiny_run()
+def test_a_bad_token_of_a_step_that_is_not_trained_is_never_raised() -> None:
+    run, plain = TinyRun(), TinyRun()
     with_bad_token(run, only_at_step(run.order, BAD_STEP))
     with closing(loader_of(run)) as loader:
         run.train(BAD_STEP, loader=loader)
@@ -151,27 +149,27 @@ def test_a_bad_token_of_a_step_that_is_not_trained_is_never_raised(tiny_run: typ
     assert run.bits() == plain.bits()
 
 
-def test_the_next_batches_are_gathered_in_the_background(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
-    with closing(BatchLoader(watched, tiny_run().order, CPU, end_step=12)) as loader:
+def test_the_next_batches_are_gathered_in_the_background(watched: WatchedWindows) -> None:
+    with closing(BatchLoader(watched, TinyRun().order, CPU, end_step=12)) as loader:
         loader.batch(0)
         watched.wait_for(1 + 2)
         assert watched.gathered == 1 + 2
 
 
-def test_no_batch_is_gathered_from_the_end_on(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
-    with closing(BatchLoader(watched, tiny_run().order, CPU, end_step=3)) as loader:
+def test_no_batch_is_gathered_from_the_end_on(watched: WatchedWindows) -> None:
+    with closing(BatchLoader(watched, TinyRun().order, CPU, end_step=3)) as loader:
         for step in range(3):
             loader.batch(step)
     assert watched.gathered == 3
 
 
-def test_nothing_is_gathered_before_the_first_batch_call(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
-    BatchLoader(watched, tiny_run().order, CPU, end_step=3).close()
+def test_nothing_is_gathered_before_the_first_batch_call(watched: WatchedWindows) -> None:
+    BatchLoader(watched, TinyRun().order, CPU, end_step=3).close()
     assert watched.gathered == 0
 
 
-def test_forget_gathers_prefetched_batches_again(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_forget_gathers_prefetched_batches_again() -> None:
+    run = TinyRun()
     tokens = np.concatenate(run.windows._shards).copy()
     run.windows = WatchedWindows([tokens])
     with closing(loader_of(run)) as loader:
@@ -182,8 +180,8 @@ def test_forget_gathers_prefetched_batches_again(tiny_run: type[TinyRun]) -> Non
         assert (loader.batch(1).tokens == 7).all()
 
 
-def test_closing_leaves_no_thread_even_with_pending_batches(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
-    loader = BatchLoader(watched, tiny_run().order, CPU, end_step=12)
+def test_closing_leaves_no_thread_even_with_pending_batches(watched: WatchedWindows) -> None:
+    loader = BatchLoader(watched, TinyRun().order, CPU, end_step=12)
     loader.batch(0)
     watched.may_gather.clear()
     threading.Timer(0.01, watched.may_gather.set).start()

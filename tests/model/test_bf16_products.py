@@ -24,7 +24,8 @@ print(not float((left @ right - left.float() @ right.float()).abs().max()) <= 2.
 """Prints whether products of this process are wrong, which depends on the processor."""
 
 
-@pytest.mark.parametrize("name", ["OMP_THREAD_LIMIT", pytest.param("OMP_MAX_ACTIVE_LEVELS", marks=pytest.mark.slow)])
+@pytest.mark.slow  # quick witness: test_products_that_are_wrong_are_refused_before_the_first_computation
+@pytest.mark.parametrize("name", ["OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS"])
 def test_products_with_fewer_threads_than_were_asked_for_are_refused_in_words(name: str) -> None:
     command = [sys.executable, "-P", "-c", BARE + MULTIPLY]
     child = subprocess.run(command, env={**os.environ, name: LIMITS[name]}, capture_output=True, text=True, check=False)
@@ -40,6 +41,7 @@ def test_products_that_are_wrong_are_refused_before_the_first_computation(monkey
         determinism.make_deterministic(seed=0, threads=1)
 
 
+@pytest.mark.slow  # quick witness: test_no_limit_of_threads_reaches_a_child
 def test_a_child_gets_the_threads_that_it_asks_for_whatever_limits_them_outside() -> None:
     child = start_child(COMMAND, stdout=DEVNULL, environment={**os.environ, **LIMITS})
     _, said = child.communicate()

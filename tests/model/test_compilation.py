@@ -25,8 +25,8 @@ def counted_layers(model):
     return calls
 
 
-def test_only_training_runs_the_compiled_layers(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run(**FUSED)
+def test_only_training_runs_the_compiled_layers() -> None:
+    run = TinyRun(**FUSED)
     calls, tokens = counted_layers(run.state.model), torch.zeros((1, 4), dtype=torch.int64)
     run.state.model.eval()
     run.state.model(tokens)
@@ -35,8 +35,8 @@ def test_only_training_runs_the_compiled_layers(tiny_run: type[TinyRun]) -> None
     assert calls == list(run.state.model.h)
 
 
-def test_compiled_layers_take_part_in_activation_checkpointing(tiny_run: type[TinyRun]) -> None:
-    plain, run = tiny_run(**FUSED), tiny_run(**FUSED, activation_checkpointing=True)
+def test_compiled_layers_take_part_in_activation_checkpointing() -> None:
+    plain, run = TinyRun(**FUSED), TinyRun(**FUSED, activation_checkpointing=True)
     counted_layers(run.state.model)
     plain.train(3)
     run.train(3)
@@ -51,24 +51,22 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return asked
 
 
-def test_compiling_adds_no_weight_and_no_name(tiny_run: type[TinyRun], compiler: Asked) -> None:
-    run = tiny_run(**FUSED)
+def test_compiling_adds_no_weight_and_no_name(compiler: Asked) -> None:
+    run = TinyRun(**FUSED)
     before = list(run.state.model.state_dict())
     compile_layers(run.state.model)
     assert [module for module, _ in compiler] == list(run.state.model.h)
     assert list(run.state.model.state_dict()) == before
 
 
-def test_no_timing_decides_which_kernel_is_taken(tiny_run: type[TinyRun], compiler: Asked) -> None:
-    compile_layers(tiny_run(**FUSED).state.model)
+def test_no_timing_decides_which_kernel_is_taken(compiler: Asked) -> None:
+    compile_layers(TinyRun(**FUSED).state.model)
     assert all(options == {"dynamic": False, "options": {"deterministic": True}} for _, options in compiler)
 
 
-def test_fused_and_compiled_are_layers_by_themselves_and_stock_is_the_whole_network(
-    tiny_run: type[TinyRun], compiler: Asked
-) -> None:
-    layers = tiny_run(**FUSED, compile=True).state
-    whole = tiny_run(compile=True, kernels="stock", precision="fp32").state
+def test_fused_and_compiled_are_layers_by_themselves_and_stock_is_the_whole_network(compiler: Asked) -> None:
+    layers = TinyRun(**FUSED, compile=True).state
+    whole = TinyRun(compile=True, kernels="stock", precision="fp32").state
     assert layers.model.compiled_layers is not None and layers.network is layers.model
     assert whole.model.compiled_layers is None and whole.network is not whole.model
 
@@ -80,7 +78,7 @@ def test_kernels_are_made_for_no_cpu() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler has its own
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_compiled_layers_learn_what_the_plain_ones_learn(tiny_run: type[TinyRun], precision) -> None:
-    plain, compiled = (tiny_run(precision=precision, kernels="fused", compile=wanted) for wanted in (False, True))
+def test_compiled_layers_learn_what_the_plain_ones_learn(precision) -> None:
+    plain, compiled = (TinyRun(precision=precision, kernels="fused", compile=wanted) for wanted in (False, True))
     expected, got = ([record.train_loss for record in run.train(5)] for run in (plain, compiled))
     assert got == pytest.approx(expected, rel=1e-5 if precision == "fp32" else 1e-2)

@@ -10,9 +10,7 @@ from cairn.model.training.training_loop import (
     FETCH_EVERY_STEP,
     FetchSchedule,
     Probe,
-    StepObserver,
     default_fetch_schedule,
-    train_until,
 )
 from tests.model.tiny_run import TinyRun
 
@@ -27,20 +25,12 @@ NUMERICS = {
 DEFERRED = FetchSchedule(every_steps=5, every_seconds=1e9)
 
 
-def train(run, until_step, schedule, *, stop=lambda: False, probe=None, clock=None, windows=None, watched=None):
-    records = []
+def train(run, until_step, schedule, **how):
+    """Return the records, and the error that ended the training or None."""
     try:
-        observer = StepObserver(
-            on_step=lambda record: (records.append(record), watched and watched(record)),
-            stop_requested=stop,
-            probe=probe,
-            **({"clock": clock} if clock else {}),
-        )
-        inputs = run.inputs(windows=windows or run.windows)
-        run.stopped = train_until(run.state, inputs, observer, until_step=until_step, schedule=schedule)
+        return run.train(until_step, schedule=schedule, **how), None
     except (NonFiniteLoss, TokenOutOfRange) as error:
-        return records, error
-    return records, None
+        return run.records, error
 
 
 def values_of(records):
@@ -67,8 +57,8 @@ def after_good_steps(run, steps):
 
 
 @pytest.mark.parametrize("numerics", NUMERICS.values(), ids=NUMERICS)
-def test_deferred_metrics_leave_the_bits_and_records_of_fetching_every_step(tiny_run: type[TinyRun], numerics) -> None:
-    immediate, deferred = tiny_run(**numerics), tiny_run(**numerics)
+def test_deferred_metrics_leave_the_bits_and_records_of_fetching_every_step(numerics) -> None:
+    immediate, deferred = TinyRun(**numerics), TinyRun(**numerics)
     expected, _ = train(immediate, STEPS, FETCH_EVERY_STEP)
     got, _ = train(deferred, STEPS, DEFERRED)
     assert values_of(got) == values_of(expected)
@@ -77,38 +67,38 @@ def test_deferred_metrics_leave_the_bits_and_records_of_fetching_every_step(tiny
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["loss", "gradient norm"])
 @pytest.mark.parametrize("first", [4, 5], ids=["in the middle of a group", "at its start"])
-def test_a_bad_step_changes_nothing_however_late_it_is_fetched(tiny_run: type[TinyRun], gradient, first) -> None:
-    run = poison(tiny_run(**EXACT), BAD_STEP, gradient=gradient)
+def test_a_bad_step_changes_nothing_however_late_it_is_fetched(gradient, first) -> None:
+    run = poison(TinyRun(**EXACT), BAD_STEP, gradient=gradient)
     records, error = train(run, STEPS, FetchSchedule(every_steps=first, every_seconds=1e9))
     assert (type(error), error.step, len(records)) == (NonFiniteLoss, BAD_STEP, BAD_STEP - 1)
-    assert run.bits() == after_good_steps(tiny_run(**EXACT), BAD_STEP - 1)
+    assert run.bits() == after_good_steps(TinyRun(**EXACT), BAD_STEP - 1)
 
 
-def test_a_bad_step_names_the_windows_that_fetching_every_step_names(tiny_run: type[TinyRun]) -> None:
+def test_a_bad_step_names_the_windows_that_fetching_every_step_names() -> None:
     parts = {**EXACT, "micro_batch": 2}
     errors = [
-        train(poison(tiny_run(**parts), BAD_STEP), STEPS, schedule)[1] for schedule in (FETCH_EVERY_STEP, DEFERRED)
+        train(poison(TinyRun(**parts), BAD_STEP), STEPS, schedule)[1] for schedule in (FETCH_EVERY_STEP, DEFERRED)
     ]
     seen = [(error.step, error.quantity, str(error.value), error.windows) for error in errors]
     assert seen[0] == seen[1]
 
 
-def test_training_can_go_on_after_a_bad_step(tiny_run: type[TinyRun]) -> None:
-    run, undisturbed = poison(tiny_run(**EXACT), BAD_STEP), tiny_run(**EXACT)
+def test_training_can_go_on_after_a_bad_step() -> None:
+    run, undisturbed = poison(TinyRun(**EXACT), BAD_STEP), TinyRun(**EXACT)
     train(run, STEPS, DEFERRED)
     run.state.model.ln_f._forward_hooks.clear()
     train(run, STEPS, DEFERRED)
     assert run.bits() == after_good_steps(undisturbed, STEPS)
 
 
-def test_a_bad_step_before_a_bad_token_is_the_one_that_is_raised(tiny_run: type[TinyRun]) -> None:
+def test_a_bad_step_before_a_bad_token_is_the_one_that_is_raised() -> None:
     class Bad(TokenWindows):
         def gather(self, indexes, into=None):
             if run.state.step == BAD_STEP + 1:
                 raise TokenOutOfRange(window=0, token=99, vocab_size=61)
             return super().gather(indexes, into)
 
-    for run in (tiny_run(**EXACT), poison(tiny_run(**EXACT), BAD_STEP)):
+    for run in (TinyRun(**EXACT), poison(TinyRun(**EXACT), BAD_STEP)):
         windows = Bad(run.windows._shards, 8, 61)
         records, error = train(run, STEPS, FetchSchedule(every_steps=50, every_seconds=1e9), windows=windows)
         wanted = (NonFiniteLoss, 5) if len(records) == BAD_STEP - 1 else (TokenOutOfRange, BAD_STEP + 1)
@@ -116,31 +106,31 @@ def test_a_bad_step_before_a_bad_token_is_the_one_that_is_raised(tiny_run: type[
         assert len(records) == run.state.step
 
 
-def test_a_stop_takes_effect_after_the_running_step_and_every_step_is_fetched(tiny_run: type[TinyRun]) -> None:
-    run, answers = tiny_run(**EXACT), iter([False, False, True])
+def test_a_stop_takes_effect_after_the_running_step_and_every_step_is_fetched() -> None:
+    run, answers = TinyRun(**EXACT), iter([False, False, True])
     records, _ = train(run, STEPS, DEFERRED, stop=lambda: next(answers))
     assert [record.step for record in records] == [1, 2, 3]
     assert (run.state.step, run.stopped) == (3, True)
 
 
-def test_a_scheduled_step_is_fetched_before_the_next_one_begins(tiny_run: type[TinyRun]) -> None:
-    run, seen = tiny_run(**EXACT), []
+def test_a_scheduled_step_is_fetched_before_the_next_one_begins() -> None:
+    run, seen = TinyRun(**EXACT), []
     schedule = FetchSchedule(every_steps=50, every_seconds=1e9, at_steps=(3, 7))
     train(run, STEPS, schedule, watched=lambda record: seen.append((record.step, run.state.step)))
     assert seen == [(1, 3), (2, 3), (3, 3), *((step, 7) for step in (4, 5, 6, 7)), *((n, 12) for n in range(8, 13))]
 
 
-def test_a_stop_requested_in_the_report_of_a_scheduled_step_takes_effect_at_that_step(tiny_run: type[TinyRun]) -> None:
-    run, asked = tiny_run(**EXACT), []
+def test_a_stop_requested_in_the_report_of_a_scheduled_step_takes_effect_at_that_step() -> None:
+    run, asked = TinyRun(**EXACT), []
     schedule = FetchSchedule(every_steps=50, every_seconds=1e9, at_steps=(7,))
     watched = lambda record: asked.append(1) if record.step == 7 else None  # noqa: E731
     train(run, STEPS, schedule, stop=lambda: bool(asked), watched=watched)
     assert (run.state.step, run.stopped) == (7, True)
 
 
-def test_a_probe_measures_the_weights_of_its_own_step(tiny_run: type[TinyRun]) -> None:
+def test_a_probe_measures_the_weights_of_its_own_step() -> None:
     def probed(schedule):
-        run = tiny_run(**EXACT)
+        run = TinyRun(**EXACT)
         rhythm = run.training.model_copy(update={"probe_every_steps": 4, "probe_batches": 1, "sample_tokens": 0})
         probe = Probe(windows=run.windows, training=rhythm, prompt_ids=[1], decode=str)
         return values_of(train(run, STEPS, schedule, probe=probe)[0])
@@ -148,31 +138,31 @@ def test_a_probe_measures_the_weights_of_its_own_step(tiny_run: type[TinyRun]) -
     assert probed(DEFERRED) == probed(FETCH_EVERY_STEP)
 
 
-def test_steps_fetched_together_share_their_time(tiny_run: type[TinyRun]) -> None:
+def test_steps_fetched_together_share_their_time() -> None:
     ticks = iter(range(0, 1000, 2))
     records, _ = train(
-        tiny_run(**EXACT), 4, FetchSchedule(every_steps=2, every_seconds=1e9), clock=lambda: float(next(ticks))
+        TinyRun(**EXACT), 4, FetchSchedule(every_steps=2, every_seconds=1e9), clock=lambda: float(next(ticks))
     )
     assert [record.seconds for record in records] == [3.0] * 4  # begun, two launches, one fetch: six seconds for two
     assert {record.tokens_per_second for record in records} == {6 * 8 / 3.0}
 
 
-def test_slow_steps_are_not_pending_for_long(tiny_run: type[TinyRun]) -> None:
-    ticks, run, seen = iter(range(0, 1000, 2)), tiny_run(**EXACT), []
+def test_slow_steps_are_not_pending_for_long() -> None:
+    ticks, run, seen = iter(range(0, 1000, 2)), TinyRun(**EXACT), []
     schedule = FetchSchedule(every_steps=50, every_seconds=3.5)
     train(run, 4, schedule, clock=lambda: float(next(ticks)), watched=lambda record: seen.append(run.state.step))
     assert seen == [2, 2, 4, 4]
 
 
-def test_a_cpu_and_fp16_fetch_every_step(tiny_run: type[TinyRun]) -> None:
-    assert default_fetch_schedule(tiny_run(**EXACT).state) == FETCH_EVERY_STEP
-    run = tiny_run(**{**EXACT, "precision": "fp16", "model": {}})
+def test_a_cpu_and_fp16_fetch_every_step() -> None:
+    assert default_fetch_schedule(TinyRun(**EXACT).state) == FETCH_EVERY_STEP
+    run = TinyRun(**{**EXACT, "precision": "fp16", "model": {}})
     train(run, 3, DEFERRED)
     assert not hasattr(run.state.optimizers[0], "found_inf")
 
 
-def test_the_guard_leaves_the_optimizer_after_the_loop(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run(**EXACT)
+def test_the_guard_leaves_the_optimizer_after_the_loop() -> None:
+    run = TinyRun(**EXACT)
     train(run, 3, DEFERRED)
     assert not hasattr(run.state.optimizers[0], "found_inf")
 

@@ -1,7 +1,9 @@
-"""Process-wide settings, in a process of their own."""
+"""Settings of the whole process, in a process of their own."""
 
+import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -9,21 +11,47 @@ import torch
 from cairn.model.errors import InvalidInput
 from cairn.model.training.determinism import resolve_device
 
-SETTINGS = """
-import random, numpy, torch
-from cairn.model.training.determinism import make_deterministic
+pytestmark = pytest.mark.xdist_group("process-settings")  # its process is started once for all its tests
+PROGRAM = """
+import json, random, resource
+import numpy, torch
+from cairn.model.training.determinism import keep_freed_memory, make_deterministic
+
+def drawn():
+    return random.random(), numpy.random.random(), torch.rand(1).item()
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(25):
+        torch.ones(2**22)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+is_kept = keep_freed_memory()
+faults()
+found = {"faults": faults() if is_kept else 0}
 make_deterministic(seed=5, threads=1)
-assert torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 1
-first = random.random(), numpy.random.random(), torch.rand(1).item()
+found["settings"], first = [torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()], drawn()
 make_deterministic(seed=5, threads=None)
-assert (random.random(), numpy.random.random(), torch.rand(1).item()) == first
-assert torch.get_num_threads() == 1
+print(json.dumps(found | {"draws again": drawn() == first, "threads": torch.get_num_threads()}))
 """
 
 
-def test_seeding_and_settings_hold_for_the_whole_process() -> None:
-    done = subprocess.run([sys.executable, "-c", SETTINGS], check=False, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What the process prints."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], check=False, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+    printed: dict[str, Any] = json.loads(done.stdout)
+    return printed
+
+
+def test_seeding_and_settings_hold_for_the_whole_process(found: dict[str, Any]) -> None:
+    assert (found["settings"], found["draws again"], found["threads"]) == ([True, 1], True, 1)
+
+
+@pytest.mark.linux  # the setting is glibc's
+def test_a_block_taken_again_is_not_cleared_again(found: dict[str, Any]) -> None:
+    assert found["faults"] < 100
 
 
 def test_auto_is_a_device_that_exists() -> None:

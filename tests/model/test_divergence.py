@@ -30,20 +30,20 @@ def only_in(run, window: int) -> int:
     return next(iter(rows[window] - others))
 
 
-def test_a_sound_batch_has_no_bad_window(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_a_sound_batch_has_no_bad_window() -> None:
+    run = TinyRun()
     assert find_bad_windows(run.state, run.windows, drawn(run), training=run.training) == ()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_non_finite_embedding_makes_every_window_bad_through_the_tied_head(tiny_run: type[TinyRun], value) -> None:
-    run = tiny_run()
+def test_a_non_finite_embedding_makes_every_window_bad_through_the_tied_head(value) -> None:
+    run = TinyRun()
     poison_token(run, 7, value)
     assert set(find_bad_windows(run.state, run.windows, drawn(run), training=run.training)) == set(drawn(run).tolist())
 
 
-def test_a_token_of_one_window_alone_makes_that_window_bad_alone(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_a_token_of_one_window_alone_makes_that_window_bad_alone() -> None:
+    run = TinyRun()
     bad = int(drawn(run)[2])
     token = only_in(run, bad)
     run.state.network = lambda tokens, _: (
@@ -52,8 +52,8 @@ def test_a_token_of_one_window_alone_makes_that_window_bad_alone(tiny_run: type[
     assert find_bad_windows(run.state, run.windows, drawn(run), training=run.training) == (bad,)
 
 
-def test_a_token_outside_the_vocabulary_makes_its_window_bad(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_a_token_outside_the_vocabulary_makes_its_window_bad() -> None:
+    run = TinyRun()
     tokens = np.concatenate(run.windows._shards).copy()
     bad = int(drawn(run)[3])
     tokens[bad * run.windows.block_size + 1] = 60000
@@ -62,10 +62,8 @@ def test_a_token_outside_the_vocabulary_makes_its_window_bad(tiny_run: type[Tiny
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_failure_of_the_runs_own_kernels_is_found_with_them(
-    tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch, precision
-) -> None:
-    run = tiny_run(precision=precision, kernels="fused")
+def test_a_failure_of_the_runs_own_kernels_is_found_with_them(monkeypatch: pytest.MonkeyPatch, precision) -> None:
+    run = TinyRun(precision=precision, kernels="fused")
     bad = int(drawn(run)[2])
     token = only_in(run, bad)
 
@@ -78,8 +76,8 @@ def test_a_failure_of_the_runs_own_kernels_is_found_with_them(
     assert find_bad_windows(run.state, run.windows, drawn(run), training=stock) == ()
 
 
-def test_the_trial_changes_no_bit(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run(model={"dropout": 0.1})
+def test_the_trial_changes_no_bit() -> None:
+    run = TinyRun(model={"dropout": 0.1})
     run.train(2)
     before = run.bits()
     find_bad_windows(run.state, run.windows, drawn(run), training=run.training)

@@ -83,8 +83,8 @@ def test_bounds_are_for_half_precision_on_cuda() -> None:
 
 
 @pytest.mark.parametrize("kernels", ["stock", "fused"])
-def test_the_tokens_of_a_step_come_from_the_host(tiny_run: type[TinyRun], kernels: str) -> None:
-    run = tiny_run(kernels=kernels, mask_documents=True)
+def test_the_tokens_of_a_step_come_from_the_host(kernels: str) -> None:
+    run = TinyRun(kernels=kernels, mask_documents=True)
     run.state.model.boundary_id = 7
     tokens = torch.arange(27).view(3, 9)
     expected = F.cross_entropy(run.state.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())

@@ -1,12 +1,17 @@
-"""A layer written out against the same layer under autocast, forward and backward."""
+"""Fused kernels: a layer written out against the same layer under autocast, its GELU table, and whole runs."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from cairn.model.architectures.gpt import Block, same_document_mask
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.kernels.attention import rotations
-from cairn.model.kernels.fused_block import _tables
+from cairn.model.kernels.fused_block import _tables, activate, activate_backward
 from tests.model.tiny_run import TinyRun
 
 WIDTH, TIME = 48, 70
@@ -97,15 +102,92 @@ def test_the_same_generator_gives_the_same_bits() -> None:
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-def test_recomputing_it_changes_no_bit(tiny_run: type[TinyRun]) -> None:
+def test_recomputing_it_changes_no_bit() -> None:
     plain, recomputed = (
-        tiny_run(kernels="fused", precision="bf16", activation_checkpointing=recompute, model={"dropout": 0.1})
+        TinyRun(kernels="fused", precision="bf16", activation_checkpointing=recompute, model={"dropout": 0.1})
         for recompute in (False, True)
     )
     plain.train(4), recomputed.train(4)
     assert plain.bits() == recomputed.bits()
 
 
-def test_the_first_layer_of_a_process_can_be_recomputed(tiny_run: type[TinyRun]) -> None:
+def test_the_first_layer_of_a_process_can_be_recomputed() -> None:
     _tables.cache_clear()
-    tiny_run(kernels="fused", precision="bf16", activation_checkpointing=True).train(1)
+    TinyRun(kernels="fused", precision="bf16", activation_checkpointing=True).train(1)
+
+
+def every_number():
+    return torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+
+
+def test_each_number_has_the_very_gelu_that_torch_computes() -> None:
+    x = every_number()
+    torch.testing.assert_close(activate(x, "gelu"), F.gelu(x, approximate="tanh"), rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_each_number_has_the_very_slope_that_torch_computes() -> None:
+    x = every_number()
+    expected = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate="tanh")
+    torch.testing.assert_close(
+        activate_backward(torch.ones_like(x), x, "gelu"), expected, rtol=0.0, atol=0.0, equal_nan=True
+    )
+
+
+def test_a_gradient_is_scaled_by_the_slope_wherever_it_stands() -> None:
+    x, gradient = torch.randn(2, 700, 701).to(torch.bfloat16)  # more than is looked up at a time
+    expected = torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
+    torch.testing.assert_close(activate_backward(gradient, x, "gelu"), expected, rtol=2**-7, atol=1e-30)
+
+
+def test_autocast_changes_nothing() -> None:
+    x = torch.linspace(-4.0, 4.0, 100).to(torch.bfloat16).view(4, 25)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(activate(x, "gelu"), F.gelu(x, approximate="tanh"))
+
+
+IN_ANOTHER_PROCESS = """
+import sys
+import torch
+from cairn.model.training.determinism import make_deterministic
+from tests.model.tiny_run import TinyRun
+make_deterministic(seed=1, threads=1)
+run = TinyRun(kernels="fused", precision="bf16", model={"dropout": 0.1, "block_size": 70})
+run.train(5)
+torch.save(run.tensors(), sys.argv[1])
+"""
+
+
+def test_fused_kernels_say_the_loss_of_the_stock_ones_at_the_first_step() -> None:
+    stock, fused = (TinyRun(kernels=kernels).train(1)[0] for kernels in ("stock", "fused"))
+    assert fused.train_loss == pytest.approx(stock.train_loss, rel=1e-6)
+    assert fused.grad_norm == pytest.approx(stock.grad_norm, rel=1e-5)
+
+
+def test_fused_kernels_keep_attention_within_documents() -> None:
+    def first(kernels):
+        run = TinyRun(kernels=kernels, precision="bf16", mask_documents=True)
+        run.state.model.boundary_id = 7
+        return run.train(1)[0]
+
+    assert first("fused").train_loss == pytest.approx(first("stock").train_loss, rel=1e-3)
+
+
+@pytest.mark.slow  # quick witness: test_same_bits_on_any_number_of_processes.py, whose ranks are processes of their own
+def test_a_fused_run_begun_in_one_process_and_continued_in_another_ends_in_the_bits_of_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(tmp_path / "state.pt")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    continued, whole = (
+        TinyRun(kernels="fused", precision="bf16", model={"dropout": 0.1, "block_size": 70}) for _ in range(2)
+    )
+    continued.state.load(torch.load(tmp_path / "state.pt", weights_only=True))
+    continued.train(12)
+    whole.train(12)
+    assert continued.bits() == whole.bits()
+
+
+def test_a_probe_sees_the_network_in_fp32_whatever_kernels_train_it() -> None:
+    run = TinyRun(kernels="fused", precision="bf16")
+    tokens = torch.arange(16).view(2, 8)
+    expected = TinyRun().state.model(tokens)
+    assert torch.equal(run.state.model(tokens), expected)

@@ -1,14 +1,19 @@
-"""Sampling from a model."""
+"""Sampling from a model, and text that is shown while it is drawn."""
 
 from itertools import islice
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models
 
 from cairn.model.architectures.gpt import GPT
 from cairn.model.configuration.network import ModelConfig
+from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput, ModelError
-from cairn.model.inference.prediction import Sampling, evaluation_mode, generate_stream
+from cairn.model.inference.prediction import Sampling, TextStream, evaluation_mode, generate_stream
 from cairn.model.kernels.attention import KeyValueCache
 from tests.model.tiny_run import TinyRun
 
@@ -22,39 +27,32 @@ def generate(model, prompt, *, new_tokens, seed=0, **settings):
     return list(generate_stream(model, prompt, new_tokens=new_tokens, sampling=Sampling(**settings), seed=seed))
 
 
-def test_equal_seeds_give_equal_text(tiny_run: type[TinyRun]) -> None:
-    model = tiny_run(model={"dropout": 0.5}).state.model
+def test_equal_seeds_give_equal_text() -> None:
+    model = TinyRun(model={"dropout": 0.5}).state.model
     assert generate(model, [1], new_tokens=20, seed=4) == generate(model, [1], new_tokens=20, seed=4)
 
 
-def test_another_seed_gives_another_text(tiny_run: type[TinyRun]) -> None:
-    model = tiny_run().state.model
+def test_another_seed_gives_another_text() -> None:
+    model = TinyRun().state.model
     assert generate(model, [1], new_tokens=20, seed=4) != generate(model, [1], new_tokens=20, seed=5)
 
 
 @both
-def test_text_may_grow_longer_than_the_block(tiny_run: type[TinyRun], shape) -> None:
-    assert len(generate(tiny_run(model=shape).state.model, range(12), new_tokens=20)) == 20
+def test_text_may_grow_longer_than_the_block(shape) -> None:
+    assert len(generate(TinyRun(model=shape).state.model, range(12), new_tokens=20)) == 20
 
 
 @both
-def test_only_the_last_block_of_the_prompt_counts(tiny_run: type[TinyRun], shape) -> None:
-    model = tiny_run(model=shape).state.model
+def test_only_the_last_block_of_the_prompt_counts(shape) -> None:
+    model = TinyRun(model=shape).state.model
     long, short = [3, 1, 4, 1, 5, *range(8)], list(range(8))
     assert generate(model, long, new_tokens=6, seed=1) == generate(model, short, new_tokens=6, seed=1)
 
 
-def test_temperature_zero_is_the_likeliest_token_whatever_the_seed(tiny_run: type[TinyRun]) -> None:
-    model = tiny_run().state.model
+def test_temperature_zero_is_the_likeliest_token_whatever_the_seed() -> None:
+    model = TinyRun().state.model
     greedy = [generate(model, [2], new_tokens=9, temperature=0.0, seed=seed) for seed in (1, 2)]
     assert greedy[0] == greedy[1] == generate(model, [2], new_tokens=9, top_k=1)
-
-
-def test_generating_leaves_mode_and_process_generator_alone(tiny_run: type[TinyRun]) -> None:
-    model = tiny_run(model={"dropout": 0.5}).state.model.train()
-    before = torch.get_rng_state()
-    generate(model, [0], new_tokens=4)
-    assert model.training and torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
@@ -65,17 +63,24 @@ def test_generating_leaves_mode_and_process_generator_alone(tiny_run: type[TinyR
         ([0], {"temperature": -1.0}, "temperature=-1.0"),
         ([0], {"top_k": 0}, "top_k=0"),
         ([0], {"temperature": float("nan")}, "temperature=nan"),
-        ([0], {"new_tokens": -1}, "new_tokens=-1"),
+        ([0], {"top_p": 0.0}, "top_p=0.0"),
+        ([0], {"top_p": 1.1}, "top_p=1.1"),
+        ([0], {"top_p": float("nan")}, "top_p=nan"),
     ],
 )
-def test_impossible_requests_are_refused(tiny_run: type[TinyRun], prompt, settings, words) -> None:
+def test_impossible_requests_are_refused_before_the_first_token(prompt, settings, words) -> None:
     with pytest.raises(InvalidInput, match=words):
-        generate(tiny_run().state.model, prompt, **{"new_tokens": 3, **settings})
+        generate_stream(TinyRun().state.model, prompt, new_tokens=3, sampling=Sampling(**settings))
+
+
+def test_fewer_than_no_tokens_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="new_tokens=-1"):
+        generate_stream(TinyRun().state.model, [0], new_tokens=-1, sampling=Sampling())
 
 
 @both
-def test_a_network_that_masks_documents_continues_the_last_document_alone(tiny_run: type[TinyRun], shape) -> None:
-    model = tiny_run(model=shape).state.model
+def test_a_network_that_masks_documents_continues_the_last_document_alone(shape) -> None:
+    model = TinyRun(model=shape).state.model
     model.boundary_id = 7
     ids = [generate(model, [*before, 7, 3], new_tokens=2, seed=1) for before in ([1, 2, 4], [5, 6, 8])]
     assert ids[0] == ids[1]
@@ -96,31 +101,6 @@ def text(length, *ends):
     ids[ids == END] = END + 1
     ids[:, list(ends)] = END
     return ids
-
-
-def pieces(sizes):
-    begins = [sum(sizes[:place]) for place in range(len(sizes))]
-    return [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
-
-
-@both
-@pytest.mark.parametrize("boundary_id", [None, END])
-@pytest.mark.parametrize("sizes", [[1] * 32, [32], [20, *[1] * 12], [5, 9, 1, 17]])
-def test_with_a_cache_the_logits_of_every_position_are_those_of_the_whole_text(shape, sizes, boundary_id) -> None:
-    model, ids = network(boundary_id=boundary_id, **shape), text(32, 0, 6, 11, 12, 31)
-    cache = KeyValueCache(model.config, device=model.device)
-    with torch.no_grad():
-        whole = model(ids)[0]
-        for piece in pieces(sizes):
-            torch.testing.assert_close(model.extend(ids[:, piece], cache)[0], whole[piece.stop - 1], atol=1e-5, rtol=0)
-
-
-def test_without_bias_the_cache_changes_no_logit() -> None:
-    model, ids = network(bias=False), text(32)
-    cache = KeyValueCache(model.config, device=model.device)
-    with torch.no_grad():
-        last = [model.extend(ids[:, place : place + 1], cache)[0] for place in range(32)]
-        torch.testing.assert_close(torch.stack(last), model(ids)[0], atol=1e-5, rtol=0)
 
 
 @both
@@ -172,22 +152,17 @@ def test_beyond_the_block_the_stream_continues_from_the_newest_half(shape, block
     assert list(generate_stream(model, prompt, new_tokens=40, sampling=Sampling(temperature=0))) == expected
 
 
-def test_the_stream_draws_each_token_on_demand(tiny_run: type[TinyRun]) -> None:
-    model = tiny_run().state.model
+def test_the_stream_draws_each_token_on_demand() -> None:
+    model = TinyRun().state.model
     asked = generate_stream(model, [1], new_tokens=10**9, sampling=Sampling(), seed=4)
     assert list(islice(asked, 20)) == list(generate_stream(model, [1], new_tokens=20, sampling=Sampling(), seed=4))
 
 
-def test_between_two_tokens_of_a_stream_the_network_keeps_its_mode(tiny_run: type[TinyRun]) -> None:
-    model, before = tiny_run(model={"dropout": 0.5}).state.model.train(), torch.get_rng_state()
+def test_between_two_tokens_of_a_stream_the_network_keeps_its_mode() -> None:
+    model, before = TinyRun(model={"dropout": 0.5}).state.model.train(), torch.get_rng_state()
     for _ in generate_stream(model, [0], new_tokens=3, sampling=Sampling()):
         assert model.training and torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_an_impossible_stream_is_refused_before_its_first_token(tiny_run: type[TinyRun]) -> None:
-    with pytest.raises(InvalidInput, match="prompt_ids is empty"):
-        generate_stream(tiny_run().state.model, [], new_tokens=3, sampling=Sampling())
 
 
 def drawn(chances, sampling, *, times=400):
@@ -220,16 +195,52 @@ def test_a_temperature_next_to_zero_takes_the_likeliest_token() -> None:
     assert drawn([0.2, 0.4, 0.1, 0.3], Sampling(temperature=1e-40)) == {1}
 
 
-@pytest.mark.parametrize("top_p", [0.0, 1.1, float("nan")])
-def test_a_top_p_that_is_not_a_share_is_refused(top_p) -> None:
-    with pytest.raises(InvalidInput, match="top_p"):
-        Sampling(top_p=top_p)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_diverged_network_generates_nothing(tiny_run: type[TinyRun], temperature) -> None:
-    model = tiny_run().state.model
+def test_a_diverged_network_generates_nothing(temperature) -> None:
+    model = TinyRun().state.model
     with torch.no_grad():
         model.wte.weight[3, 0] = float("nan")
     with pytest.raises(ModelError, match="diverged"), evaluation_mode(model):
         next(generate_stream(model, [3], new_tokens=1, sampling=Sampling(temperature=temperature)))
+
+
+BYTES = Tokenizer.bytes()
+
+
+def streamed(tokenizer, ids, after=()):
+    stream = TextStream(tokenizer.decode, after)
+    return [*(stream.push(token) for token in ids), stream.finish()]
+
+
+@given(st.lists(st.integers(0, 256), max_size=40))
+def test_whatever_the_bytes_the_pieces_joined_are_the_text_decoded_at_once(ids) -> None:
+    assert "".join(streamed(BYTES, ids)) == BYTES.decode(ids)
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_after_a_prompt_the_pieces_are_the_text_alone(prompt, text) -> None:
+    after, ids = BYTES.encode_batch([prompt, text])
+    assert "".join(streamed(BYTES, ids, after)) == text
+
+
+@pytest.mark.parametrize("text", ["naïve", "€", "日本語", "🪨 stone", "e\u0301"])
+def test_a_character_is_shown_whole_as_soon_as_its_last_byte_is_drawn(text) -> None:
+    ids, pieces = list(text.encode()), [character for character in text]
+    shown = streamed(BYTES, ids)
+    assert [piece for piece in shown if piece] == pieces and shown[-1] == ""
+
+
+def test_a_character_that_is_never_finished_is_shown_at_the_end() -> None:
+    assert streamed(BYTES, [ord("a"), 0xE6, 0x97]) == ["a", "", "", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_a_byte_that_is_no_text_does_not_hold_back_what_follows() -> None:
+    assert streamed(BYTES, [0xFF, ord("a"), ord("b")]) == ["", "\N{REPLACEMENT CHARACTER}a", "b", ""]
+
+
+def test_spaces_between_tokens_are_kept_where_the_tokenizer_writes_them_only_between() -> None:
+    library = Library(models.WordLevel({"</s>": 0, "▁a": 1, "▁b": 2, "c": 3}, unk_token="</s>"))
+    library.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(library)
+    assert "".join(streamed(tokenizer, [2, 3, 1], after=[1])) == " bc a"
+    assert "".join(streamed(tokenizer, [2, 3, 1])) == tokenizer.decode([2, 3, 1]) == "bc a"

@@ -15,7 +15,7 @@ from cairn.model.training.training_step import StepInputs, take_step
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 pytestmark = [
-    pytest.mark.slow,  # quick witnesses: test_kernels.py and test_fused_block.py, which compare single steps
+    pytest.mark.slow,  # quick witnesses: test_fused_block.py, which compares single steps
     pytest.mark.xdist_group("numerics-parity"),  # its runs are made once for all its tests
 ]
 

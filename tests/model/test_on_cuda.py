@@ -26,10 +26,7 @@ from cairn.model.training.training_loop import (
     DEFERRED_STEPS,
     FETCH_EVERY_STEP,
     FetchSchedule,
-    StepObserver,
-    StepResult,
     default_fetch_schedule,
-    train_until,
 )
 from cairn.model.training.training_step import UpdateGuard, launch_step
 from tests.device import device_under_test
@@ -68,10 +65,8 @@ def test_what_is_chosen_here_is_bf16_and_fused(only_cuda: torch.device) -> None:
 
 @pytest.mark.parametrize("mode", [STOCK, FUSED, COMPILED], ids=["stock", "fused", "fused and compiled"])
 @pytest.mark.parametrize("shape", [SHAPE, GROUPED], ids=["gpt2", "qwen3"])
-def test_a_continued_run_has_the_bits_of_an_undisturbed_one(
-    tiny_run: type[TinyRun], cuda: torch.device, shape, mode
-) -> None:
-    whole, first, second = (tiny_run(model=shape, device=cuda, **mode) for _ in range(3))
+def test_a_continued_run_has_the_bits_of_an_undisturbed_one(cuda: torch.device, shape, mode) -> None:
+    whole, first, second = (TinyRun(model=shape, device=cuda, **mode) for _ in range(3))
     whole.train(12)
     first.train(5)
     second.state.load(first.tensors())
@@ -80,10 +75,8 @@ def test_a_continued_run_has_the_bits_of_an_undisturbed_one(
 
 
 @pytest.mark.parametrize("mode", [STOCK, FUSED], ids=["stock", "fused"])
-def test_a_continued_run_within_documents_has_the_bits_of_an_undisturbed_one(
-    tiny_run: type[TinyRun], cuda: torch.device, mode
-) -> None:
-    whole, first, second = (tiny_run(model=SHAPE, device=cuda, mask_documents=True, **mode) for _ in range(3))
+def test_a_continued_run_within_documents_has_the_bits_of_an_undisturbed_one(cuda: torch.device, mode) -> None:
+    whole, first, second = (TinyRun(model=SHAPE, device=cuda, mask_documents=True, **mode) for _ in range(3))
     for run in (whole, first, second):
         run.state.model.boundary_id = END
     whole.train(12)
@@ -150,21 +143,13 @@ def test_heads_that_share_keys_have_the_bits_of_repeated_keys(only_cuda: torch.d
 DEFERRED = FetchSchedule(every_steps=DEFERRED_STEPS, every_seconds=3600.0)
 
 
-def train_deferred(run: TinyRun, until_step: int, schedule: FetchSchedule) -> list[StepResult]:
-    """Train on and return the records, which are read as the schedule says."""
-    records: list[StepResult] = []
-    observer = StepObserver(on_step=records.append, stop_requested=lambda: False)
-    train_until(run.state, run.inputs(), observer, until_step=until_step, schedule=schedule)
-    return records
+def test_metrics_are_deferred_here(only_cuda: torch.device) -> None:
+    assert default_fetch_schedule(TinyRun(model=SHAPE, device=only_cuda, **FUSED).state).every_steps == DEFERRED_STEPS
 
 
-def test_metrics_are_deferred_here(tiny_run: type[TinyRun], only_cuda: torch.device) -> None:
-    assert default_fetch_schedule(tiny_run(model=SHAPE, device=only_cuda, **FUSED).state).every_steps == DEFERRED_STEPS
-
-
-def test_deferred_metrics_are_those_that_are_read_at_once(tiny_run: type[TinyRun], cuda: torch.device) -> None:
-    late, at_once = (tiny_run(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
-    pairs = zip(train_deferred(late, 12, DEFERRED), train_deferred(at_once, 12, FETCH_EVERY_STEP), strict=True)
+def test_deferred_metrics_are_those_that_are_read_at_once(cuda: torch.device) -> None:
+    late, at_once = (TinyRun(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
+    pairs = zip(late.train(12, schedule=DEFERRED), at_once.train(12, schedule=FETCH_EVERY_STEP), strict=True)
     assert all(
         (one.train_loss, one.grad_norm, one.weights_digest) == (two.train_loss, two.grad_norm, two.weights_digest)
         for one, two in pairs
@@ -172,18 +157,18 @@ def test_deferred_metrics_are_those_that_are_read_at_once(tiny_run: type[TinyRun
     assert late.bits() == at_once.bits()
 
 
-def test_a_bad_step_found_late_has_changed_nothing(tiny_run: type[TinyRun], cuda: torch.device) -> None:
-    run, good = (tiny_run(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
+def test_a_bad_step_found_late_has_changed_nothing(cuda: torch.device) -> None:
+    run, good = (TinyRun(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
     run.state.model.ln_f.weight.register_hook(lambda g: g * float("nan") if run.state.step == 5 else g)
     with pytest.raises(NonFiniteLoss) as caught:
-        train_deferred(run, 12, DEFERRED)
+        run.train(12, schedule=DEFERRED)
     good.train(5)
     assert caught.value.step == 6 and run.bits() == good.bits()
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_host_waits_for_no_step(tiny_run: type[TinyRun], only_cuda: torch.device, masked: bool) -> None:
-    run = tiny_run(model=SHAPE, device=only_cuda, mask_documents=masked, **FUSED)
+def test_the_host_waits_for_no_step(only_cuda: torch.device, masked: bool) -> None:
+    run = TinyRun(model=SHAPE, device=only_cuda, mask_documents=masked, **FUSED)
     run.state.model.boundary_id = END if masked else None
     run.train(2, micro_batch=3)  # kernels are compiled for each size
     measure_peak_flops(only_cuda, "bf16")
@@ -220,16 +205,14 @@ def test_kernels_can_be_made_here(only_cuda: torch.device) -> None:
     assert can_compile(only_cuda)
 
 
-def test_a_batch_read_ahead_is_page_locked(tiny_run: type[TinyRun], only_cuda: torch.device) -> None:
-    run = tiny_run(model=SHAPE, device=only_cuda)
+def test_a_batch_read_ahead_is_page_locked(only_cuda: torch.device) -> None:
+    run = TinyRun(model=SHAPE, device=only_cuda)
     with closing(BatchLoader(run.windows, run.order, only_cuda, end_step=12)) as loader:
         assert loader.batch(0).tokens.is_pinned() and loader.batch(1).tokens.is_pinned()
 
 
-def test_an_overflow_in_fp16_changes_no_weight_and_halves_the_scale(
-    tiny_run: type[TinyRun], cuda: torch.device
-) -> None:
-    run, good = (tiny_run(model=SHAPE, device=cuda, precision="fp16") for _ in range(2))
+def test_an_overflow_in_fp16_changes_no_weight_and_halves_the_scale(cuda: torch.device) -> None:
+    run, good = (TinyRun(model=SHAPE, device=cuda, precision="fp16") for _ in range(2))
     run.state.model.ln_f.weight.register_hook(lambda g: g * float("inf") if run.state.step == 5 else g)
     run.train(6)
     good.train(5)
@@ -239,11 +222,11 @@ def test_an_overflow_in_fp16_changes_no_weight_and_halves_the_scale(
     assert run.state.scaler.get_scale() == good.state.scaler.get_scale() / 2
 
 
-def test_recomputed_activations_change_no_bit_and_take_less_memory(tiny_run: type[TinyRun], cuda: torch.device) -> None:
+def test_recomputed_activations_change_no_bit_and_take_less_memory(cuda: torch.device) -> None:
     wide = {**SHAPE, "n_layer": 6, "n_embd": 256}
     found = []
     for recomputes in (False, True):
-        run = tiny_run(model=wide, device=cuda, activation_checkpointing=recomputes, **FUSED)
+        run = TinyRun(model=wide, device=cuda, activation_checkpointing=recomputes, **FUSED)
         run.train(2)
         if cuda.type == "cuda":
             torch.cuda.reset_peak_memory_stats()

@@ -11,6 +11,7 @@ from cairn.model.estimates.size_estimate import (
     DEVICE_RUNTIME_BYTES,
     PARTS,
     RUNTIME_BYTES,
+    MemoryEstimate,
     TrainingPlace,
     checkpoint_bytes,
     count_parameters,
@@ -32,16 +33,26 @@ SHAPES = [
 VOCAB = 301
 EXACT: dict[str, Any] = {"precision": "fp32", "kernels": "stock", "probe_every_steps": 0}
 TRAINING = TrainingConfig(steps=4, global_batch=4, **EXACT)
+SMALL = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
+
+
+def estimate(
+    shape: ModelConfig, micro_batch: int, place: dict[str, Any] | None = None, vocab: int = VOCAB, **training: Any
+) -> MemoryEstimate:
+    return estimate_memory(
+        shape,
+        TrainingConfig(**{"steps": 1, "global_batch": 4, **EXACT, **training}),
+        vocab,
+        micro_batch=micro_batch,
+        recompute=False,
+        place=TrainingPlace(**place or {}),
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_number_of_parameters_is_exact(shape: ModelConfig) -> None:
     network = GPT(shape, VOCAB)
     assert count_parameters(shape, VOCAB) == sum(parameter.numel() for parameter in network.parameters())
-
-
-def test_gpt_2_has_the_size_it_is_known_for() -> None:
-    assert count_parameters(ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024), 50257) == 124_439_808
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -74,6 +85,13 @@ def saved_bytes(network: GPT, batch: int, autocast: bool) -> int:
     return sum(kept.values())
 
 
+def to_save(shape: ModelConfig, batch: int, place: dict[str, Any] | None = None, **training: Any) -> int:
+    """Bytes that are estimated to be kept: activations, the softmax of the loss and the copies of the weights."""
+    made = estimate(shape, batch, place, **training)
+    copies = made.parameters_bytes - 4 * count_parameters(shape, VOCAB)
+    return made.activations_bytes + batch * shape.block_size * VOCAB * 4 + copies
+
+
 MODES = [("fp32", "stock"), ("bf16", "stock"), ("bf16", "fused")]
 
 
@@ -100,45 +118,27 @@ def test_what_is_kept_for_the_backward_pass_is_estimated_within_a_tenth(
     made = GPT(shape, VOCAB)
     made.fuse_blocks(kernels == "fused")
     made.boundary_id = 7 if masked else None
-    estimate = estimate_memory(shape, TRAINING.model_copy(update=changes), VOCAB, micro_batch=batch, recompute=False)
-    log_softmax = batch * shape.block_size * VOCAB * 4
-    found = saved_bytes(made, batch, precision == "bf16")
-    copies = estimate.parameters_bytes - 4 * count_parameters(shape, VOCAB)
-    assert found == pytest.approx(estimate.activations_bytes + log_softmax + copies, rel=0.1)
+    assert saved_bytes(made, batch, precision == "bf16") == pytest.approx(to_save(shape, batch, **changes), rel=0.1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_what_the_math_kernel_of_a_gpu_keeps_is_estimated_within_a_fifth(precision: Precision) -> None:
     shape, batch = ModelConfig(n_layer=12, n_head=4, n_embd=48, block_size=128), 2  # heads that flash takes not as is
-    training = TRAINING.model_copy(update={"precision": precision, "mask_documents": True})
     network = GPT(shape, VOCAB)
     network.boundary_id = 7
-    place = TrainingPlace(on_cuda=True)
-    estimate = estimate_memory(shape, training, VOCAB, micro_batch=batch, recompute=False, place=place)
     with sdpa_kernel(SDPBackend.MATH):
         found = saved_bytes(network, batch, precision == "bf16")
-    log_softmax = batch * shape.block_size * VOCAB * 4
-    copies = estimate.parameters_bytes - 4 * count_parameters(shape, VOCAB)
-    assert found == pytest.approx(estimate.activations_bytes + log_softmax + copies, rel=0.2)
-
-
-def on_cuda(**changes: Any) -> int:
-    shape, training = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024), {**BF16, **changes}
-    return estimate_memory(
-        shape,
-        TrainingConfig(steps=1, global_batch=8, **training),
-        50_304,
-        micro_batch=8,
-        recompute=False,
-        place=TrainingPlace(on_cuda=True),
-    ).activations_bytes
-
-
-BF16 = {"precision": "bf16", "kernels": "fused", "probe_every_steps": 0}
+    wanted = to_save(shape, batch, {"on_cuda": True}, precision=precision, mask_documents=True)
+    assert found == pytest.approx(wanted, rel=0.2)
 
 
 def test_on_cuda_masked_documents_cost_memory_only_where_their_bounds_cannot_be_given() -> None:
-    pairs = 12 * 8 * 12 * 1024**2
+    shape, pairs = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024), 12 * 8 * 12 * 1024**2
+
+    def on_cuda(**changes: Any) -> int:
+        training = {"precision": "bf16", "kernels": "fused", **changes}
+        return estimate(shape, 8, {"on_cuda": True}, 50_304, global_batch=8, **training).activations_bytes
+
     assert on_cuda(mask_documents=True) == on_cuda()
     assert on_cuda(mask_documents=True, compile=True) > on_cuda(compile=True) + 4 * pairs
     assert on_cuda(precision="fp32") > 4 * pairs
@@ -153,40 +153,26 @@ def test_recomputing_keeps_less_and_more_layers_keep_more() -> None:
 
 
 def test_the_total_is_the_sum_of_its_parts() -> None:
-    estimate = estimate_memory(SHAPES[1], TRAINING, VOCAB, micro_batch=2, recompute=False)
-    assert estimate.total_bytes == sum(getattr(estimate, name) for name in type(estimate).__slots__)
-    assert tuple(f"{part}_bytes" for part in PARTS) == tuple(type(estimate).__slots__)
+    made, names = estimate(SHAPES[1], 2), MemoryEstimate.__slots__
+    assert made.total_bytes == sum(getattr(made, name) for name in names)
+    assert tuple(f"{part}_bytes" for part in PARTS) == tuple(names)
 
 
 def test_memory_never_grows_with_a_smaller_micro_batch_of_the_same_kind() -> None:
-    shape = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
-    training = TrainingConfig(steps=1, global_batch=64, **EXACT)
-    totals = [
-        estimate_memory(shape, training, 8192, micro_batch=windows, recompute=False).total_bytes
-        for windows in (32, 16, 8, 4, 2, 1)
-    ]
+    totals = [estimate(SMALL, windows, vocab=8192, global_batch=64).total_bytes for windows in (32, 16, 8, 4, 2, 1)]
     assert totals == sorted(totals, reverse=True)
 
 
 def test_a_step_of_several_micro_batches_holds_the_gradients_of_the_earlier_ones() -> None:
-    shape = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
-
-    def gradients(global_batch: int) -> int:
-        training = TrainingConfig(steps=1, global_batch=global_batch, micro_batch=8, **EXACT)
-        return estimate_memory(shape, training, 8192, micro_batch=8, recompute=False).gradients_bytes
-
-    assert gradients(16) - gradients(8) == 4 * count_parameters(shape, 8192)
+    one, two = (estimate(SMALL, 8, vocab=8192, global_batch=batch).gradients_bytes for batch in (8, 16))
+    assert two - one == 4 * count_parameters(SMALL, 8192)
 
 
 def test_several_processes_share_the_copy_of_a_checkpoint_and_fsdp_the_state() -> None:
-    shape = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
-
-    def estimated(parallel: Any, processes: int) -> Any:
-        training = TrainingConfig(steps=1, global_batch=8, parallel=parallel, **EXACT)
-        place = TrainingPlace(processes=processes)
-        return estimate_memory(shape, training, 8192, micro_batch=4, recompute=False, place=place)
-
-    alone, copied, sharded = estimated("ddp", 1), estimated("ddp", 2), estimated("fsdp", 2)
+    alone, copied, sharded = (
+        estimate(SMALL, 4, {"processes": processes}, 8192, global_batch=8, parallel=parallel)
+        for parallel, processes in (("ddp", 1), ("ddp", 2), ("fsdp", 2))
+    )
     assert copied.host_copy_bytes == sharded.host_copy_bytes == alone.host_copy_bytes // 2
     assert copied.optimizer_bytes == alone.optimizer_bytes == 2 * sharded.optimizer_bytes
 
@@ -194,20 +180,15 @@ def test_several_processes_share_the_copy_of_a_checkpoint_and_fsdp_the_state() -
 def test_sharded_processes_hold_whole_gradients_until_the_last_micro_batch_and_what_they_gathered() -> None:
     shape = ModelConfig(n_layer=12, n_head=6, n_embd=384, block_size=256)
 
-    def estimated(global_batch: int) -> Any:
-        training = TrainingConfig(steps=1, global_batch=global_batch, parallel="fsdp", **EXACT)
-        place = TrainingPlace(processes=2)
-        return estimate_memory(shape, training, 1024, micro_batch=1, recompute=False, place=place)
-
+    one, two = (estimate(shape, 1, {"processes": 2}, 1024, global_batch=batch, parallel="fsdp") for batch in (2, 4))
     whole = 4 * count_parameters(shape, 1024)
-    assert estimated(2).gradients_bytes < whole <= estimated(4).gradients_bytes
-    assert estimated(2).parameters_bytes > whole / 2 + 4 * 1024 * 384
+    assert one.gradients_bytes < whole <= two.gradients_bytes
+    assert one.parameters_bytes > whole / 2 + 4 * 1024 * 384
 
 
 def test_on_cuda_the_copy_of_a_checkpoint_is_not_the_devices() -> None:
-    place = TrainingPlace(on_cuda=True)
-    estimate = estimate_memory(SHAPES[1], TRAINING, VOCAB, micro_batch=2, recompute=False, place=place)
-    assert estimate.host_copy_bytes == 0 and estimate.allocator_bytes == 0
+    made = estimate(SHAPES[1], 2, {"on_cuda": True})
+    assert made.host_copy_bytes == 0 and made.allocator_bytes == 0
 
 
 @pytest.mark.parametrize("time", [8, 64, 100, 256, 1000])
@@ -219,22 +200,19 @@ def test_the_probabilities_counted_are_those_that_attention_keeps(time: int) -> 
 def test_the_micro_batch_chosen_is_the_largest_half_that_fits() -> None:
     training = TrainingConfig(steps=4, global_batch=12, **EXACT)
 
-    def needed(windows: int) -> int:
-        return estimate_memory(SHAPES[1], training, VOCAB, micro_batch=windows, recompute=False).total_bytes
-
     def chosen(memory_bytes: int) -> int | None:
         return largest_micro_batch(SHAPES[1], training, VOCAB, memory_bytes=memory_bytes, recompute=False)
 
-    assert [chosen(needed(windows)) for windows in (12, 11, 6, 3, 2, 1)] == [12, 6, 6, 3, 1, 1]
-    assert chosen(needed(1) - 1) is None
+    needed = [estimate(SHAPES[1], windows, global_batch=12).total_bytes for windows in (12, 11, 6, 3, 2, 1)]
+    assert [*map(chosen, needed)] == [12, 6, 6, 3, 1, 1]
+    assert chosen(needed[-1] - 1) is None
 
 
 def test_fused_kernels_hold_no_more_logits_than_a_chunk() -> None:
     shape = ModelConfig(n_layer=8, n_head=1, n_embd=64, block_size=1024)
 
     def logits(kernels: Kernels, windows: int) -> int:
-        training = TrainingConfig(steps=1, global_batch=16, precision="fp32", kernels=kernels)
-        return estimate_memory(shape, training, 50_304, micro_batch=windows, recompute=False).logits_bytes
+        return estimate(shape, windows, vocab=50_304, global_batch=16, kernels=kernels).logits_bytes
 
     assert logits("fused", 16) < logits("stock", 16) / 4
     assert logits("fused", 16) - logits("fused", 8) == 8 * 1024 * 64 * 4
@@ -244,22 +222,16 @@ def test_fused_kernels_hold_no_more_logits_than_a_chunk() -> None:
 def test_a_probe_is_counted_where_it_takes_more_than_a_step() -> None:
     shape = ModelConfig(n_layer=2, n_head=2, n_embd=256, block_size=256)
 
-    def total(**probe: Any) -> int:
-        training = TrainingConfig(steps=1, global_batch=1, precision="fp32", kernels="stock", **probe)
-        return estimate_memory(shape, training, VOCAB, micro_batch=1, recompute=False).total_bytes
-
-    assert total() > total(probe_every_steps=0) and total(probe_every_steps=7) == total()
+    default = TrainingConfig(steps=1, global_batch=1).probe_every_steps
+    usual, never, seldom = (
+        estimate(shape, 1, global_batch=1, probe_every_steps=steps).total_bytes for steps in (default, 0, 7)
+    )
+    assert usual == seldom > never
 
 
 @pytest.mark.parametrize("cuda", [False, True])
 def test_an_evaluator_beside_training_is_counted_with_its_runtime_and_its_weights(cuda: bool) -> None:
-    shape = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
-
-    def estimated(evaluates: bool) -> Any:
-        place = TrainingPlace(on_cuda=cuda, evaluates=evaluates)
-        return estimate_memory(shape, TRAINING, 8192, micro_batch=4, recompute=False, place=place)
-
-    beside, alone = estimated(True), estimated(False)
+    beside, alone = (estimate(SMALL, 4, {"on_cuda": cuda, "evaluates": evaluates}, 8192) for evaluates in (True, False))
     assert alone.evaluator_bytes == 0 and beside.total_bytes - alone.total_bytes == beside.evaluator_bytes
     runtime = DEVICE_RUNTIME_BYTES if cuda else RUNTIME_BYTES
-    assert beside.evaluator_bytes > runtime + 4 * count_parameters(shape, 8192)
+    assert beside.evaluator_bytes > runtime + 4 * count_parameters(SMALL, 8192)

@@ -30,8 +30,8 @@ every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
 
 @every_mode
-def test_two_runs_of_one_configuration_end_in_the_same_bits(tiny_run: type[TinyRun], mode) -> None:
-    first, second = tiny_run(**mode), tiny_run(**mode)
+def test_two_runs_of_one_configuration_end_in_the_same_bits(mode) -> None:
+    first, second = TinyRun(**mode), TinyRun(**mode)
     first.train(12)
     torch.rand(17)  # what else the process draws must not matter
     second.train(12)
@@ -39,24 +39,22 @@ def test_two_runs_of_one_configuration_end_in_the_same_bits(tiny_run: type[TinyR
 
 
 @every_mode
-def test_a_run_continued_from_its_capture_ends_in_the_bits_of_an_undisturbed_one(tiny_run: type[TinyRun], mode) -> None:
-    undisturbed, killed, continued = tiny_run(**mode), tiny_run(**mode), tiny_run(**mode)
+def test_a_run_continued_from_its_capture_ends_in_the_bits_of_an_undisturbed_one(mode) -> None:
+    undisturbed, killed, continued = TinyRun(**mode), TinyRun(**mode), TinyRun(**mode)
     undisturbed.train(12)
     killed.train(5)
     continued.state.load(killed.tensors())
     torch.manual_seed(99)
     continued.train(8)
-    again = tiny_run(**mode)
+    again = TinyRun(**mode)
     again.state.load(continued.tensors())
     again.train(12)
     assert again.bits() == undisturbed.bits()
 
 
 @pytest.mark.parametrize("mode", ["fp32", "qwen3", "no clip, no bias"])
-def test_a_state_filled_tensor_by_tensor_has_the_bits_of_a_network_made_at_once(
-    tiny_run: type[TinyRun], mode: str
-) -> None:
-    state = tiny_run(**MODES[mode]).state
+def test_a_state_filled_tensor_by_tensor_has_the_bits_of_a_network_made_at_once(mode: str) -> None:
+    state = TinyRun(**MODES[mode]).state
     with keeping_generators(torch.device("cpu")):
         seed_generators(1337, torch.device("cpu"))
         whole = GPT(state.model.config, state.model.vocab_size)
@@ -64,8 +62,8 @@ def test_a_state_filled_tensor_by_tensor_has_the_bits_of_a_network_made_at_once(
         assert torch.equal(filled, expected), name
 
 
-def test_a_state_to_be_loaded_draws_nothing(tiny_run: type[TinyRun]) -> None:
-    made = tiny_run()
+def test_a_state_to_be_loaded_draws_nothing() -> None:
+    made = TinyRun()
     torch.manual_seed(5)
     before = torch.get_rng_state()
     shape = made.state.model.config
@@ -73,23 +71,16 @@ def test_a_state_to_be_loaded_draws_nothing(tiny_run: type[TinyRun]) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_continued_losses_are_those_of_the_undisturbed_run(tiny_run: type[TinyRun]) -> None:
-    undisturbed, killed, continued = (tiny_run(model={"dropout": 0.1}) for _ in range(3))
+def test_continued_losses_are_those_of_the_undisturbed_run() -> None:
+    undisturbed, killed, continued = (TinyRun(model={"dropout": 0.1}) for _ in range(3))
     expected = [(r.step, r.train_loss, r.lr, r.grad_norm) for r in undisturbed.train(12)][5:]
     killed.train(5)
     continued.state.load(killed.tensors())
     assert [(r.step, r.train_loss, r.lr, r.grad_norm) for r in continued.train(12)] == expected
 
 
-def test_activation_checkpointing_does_not_change_which_run_it_is(tiny_run: type[TinyRun]) -> None:
-    plain, recomputing = (tiny_run(model={"dropout": 0.2}, activation_checkpointing=flag) for flag in (False, True))
-    plain.train(6)
-    recomputing.train(6)
-    assert plain.bits() == recomputing.bits()
-
-
-def test_loading_returns_to_the_captured_bits_exactly(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run(precision="fp16")
+def test_loading_returns_to_the_captured_bits_exactly() -> None:
+    run = TinyRun(precision="fp16")
     run.train(3)
     captured, bits = run.tensors(), run.bits()
     run.train(6)
@@ -97,16 +88,16 @@ def test_loading_returns_to_the_captured_bits_exactly(tiny_run: type[TinyRun]) -
     assert run.bits() == bits
 
 
-def test_names_are_the_same_at_every_step_and_sorted(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_names_are_the_same_at_every_step_and_sorted() -> None:
+    run = TinyRun()
     before = [named.name for named in run.state.named_tensors()]
     run.train(2)
     after = [named.name for named in run.state.named_tensors()]
     assert before == after == sorted(after)
 
 
-def test_a_capture_is_not_changed_by_later_training(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_a_capture_is_not_changed_by_later_training() -> None:
+    run = TinyRun()
     run.train(2)
     captured = run.tensors()
     copies = {name: tensor.clone() for name, tensor in captured.items()}
@@ -114,8 +105,8 @@ def test_a_capture_is_not_changed_by_later_training(tiny_run: type[TinyRun]) -> 
     assert all(torch.equal(captured[name], copies[name]) for name in captured)
 
 
-def test_loading_copies_the_tensors(tiny_run: type[TinyRun]) -> None:
-    source, target = tiny_run(), tiny_run()
+def test_loading_copies_the_tensors() -> None:
+    source, target = TinyRun(), TinyRun()
     source.train(2)
     given = source.tensors()
     target.state.load(given)
@@ -125,26 +116,26 @@ def test_loading_copies_the_tensors(tiny_run: type[TinyRun]) -> None:
     assert target.bits() == expected
 
 
-def test_the_trainer_group_holds_step_and_cursor(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_the_trainer_group_holds_step_and_cursor() -> None:
+    run = TinyRun()
     run.train(4)
     trainer = {named.name: named.tensor for named in run.state.named_tensors() if named.group == "trainer"}
     assert set(trainer) == {"step", "cursor"}
     assert (int(trainer["step"]), int(trainer["cursor"])) == (4, 4 * run.order.global_batch)
 
 
-def test_an_fp16_state_holds_its_scaler(tiny_run: type[TinyRun]) -> None:
-    assert {"scaler.scale", "scaler.growth_tracker"} <= tiny_run(precision="fp16").tensors().keys()
+def test_an_fp16_state_holds_its_scaler() -> None:
+    assert {"scaler.scale", "scaler.growth_tracker"} <= TinyRun(precision="fp16").tensors().keys()
 
 
-def test_a_new_state_is_a_function_of_its_seed(tiny_run: type[TinyRun]) -> None:
-    assert tiny_run(seed=1).bits() == tiny_run(seed=1).bits()
-    assert tiny_run(seed=1).bits() != tiny_run(seed=2).bits()
+def test_a_new_state_is_a_function_of_its_seed() -> None:
+    assert TinyRun(seed=1).bits() == TinyRun(seed=1).bits()
+    assert TinyRun(seed=1).bits() != TinyRun(seed=2).bits()
 
 
-def test_making_a_state_and_training_leave_the_process_generator_alone(tiny_run: type[TinyRun]) -> None:
+def test_making_a_state_and_training_leave_the_process_generator_alone() -> None:
     before = torch.get_rng_state()
-    tiny_run(model={"dropout": 0.5}).train(2)
+    TinyRun(model={"dropout": 0.5}).train(2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -158,8 +149,8 @@ def test_making_a_state_and_training_leave_the_process_generator_alone(tiny_run:
         (lambda t: t.update(cursor=torch.tensor(5)), "cursor=5 must be 0: step=0"),
     ],
 )
-def test_wrong_tensors_are_named_refused_and_change_nothing(tiny_run: type[TinyRun], change, words) -> None:
-    run, tensors = tiny_run(), tiny_run(seed=4).tensors()
+def test_wrong_tensors_are_named_refused_and_change_nothing(change, words) -> None:
+    run, tensors = TinyRun(), TinyRun(seed=4).tensors()
     before = run.bits()
     change(tensors)
     with pytest.raises(StateMismatch, match=words):
@@ -167,24 +158,24 @@ def test_wrong_tensors_are_named_refused_and_change_nothing(tiny_run: type[TinyR
     assert run.bits() == before
 
 
-def test_weights_alone_can_be_loaded_into_a_network(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_weights_alone_can_be_loaded_into_a_network() -> None:
+    run = TinyRun()
     run.train(2)
     network = GPT(run.model_config, 61)
     load_weights(network, run.tensors())
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), run.state.model.parameters(), strict=True))
 
 
-def test_weights_of_another_model_are_refused(tiny_run: type[TinyRun]) -> None:
+def test_weights_of_another_model_are_refused() -> None:
     with pytest.raises(StateMismatch, match=r"model\.wte\.weight"):
-        load_weights(GPT(tiny_run().model_config, 62), tiny_run().tensors())
+        load_weights(GPT(TinyRun().model_config, 62), TinyRun().tensors())
 
 
 @pytest.mark.gpu
 @every_mode
-def test_a_continued_run_ends_in_the_undisturbed_bits_on_cuda(tiny_run: type[TinyRun], mode) -> None:
+def test_a_continued_run_ends_in_the_undisturbed_bits_on_cuda(mode) -> None:
     cuda = device_under_test()
-    undisturbed, killed, continued = (tiny_run(**mode, device=cuda) for _ in range(3))
+    undisturbed, killed, continued = (TinyRun(**mode, device=cuda) for _ in range(3))
     undisturbed.train(12)
     killed.train(5)
     continued.state.load(killed.tensors())

@@ -15,8 +15,8 @@ def step(run, **changes):
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 5])
-def test_accumulating_micro_batches_equals_the_full_batch(tiny_run: type[TinyRun], micro_batch) -> None:
-    whole, parts = tiny_run(), tiny_run()
+def test_accumulating_micro_batches_equals_the_full_batch(micro_batch) -> None:
+    whole, parts = TinyRun(), TinyRun()
     expected, got = step(whole), step(parts, micro_batch=micro_batch)
     assert got.loss == pytest.approx(expected.loss, rel=1e-6)
     assert got.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
@@ -24,21 +24,21 @@ def test_accumulating_micro_batches_equals_the_full_batch(tiny_run: type[TinyRun
         torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
 
 
-def test_the_recorded_norm_is_the_one_before_clipping(tiny_run: type[TinyRun]) -> None:
-    free, clipped = step(tiny_run(grad_clip=0.0)), step(tiny_run(grad_clip=1e-3))
+def test_the_recorded_norm_is_the_one_before_clipping() -> None:
+    free, clipped = step(TinyRun(grad_clip=0.0)), step(TinyRun(grad_clip=1e-3))
     assert clipped.grad_norm == free.grad_norm > 1e-3
 
 
-def test_clipping_changes_the_moments(tiny_run: type[TinyRun]) -> None:
-    free, clipped = tiny_run(grad_clip=0.0), tiny_run(grad_clip=1e-3)
+def test_clipping_changes_the_moments() -> None:
+    free, clipped = TinyRun(grad_clip=0.0), TinyRun(grad_clip=1e-3)
     step(free)
     step(clipped)
     sizes = [max(s["exp_avg"].abs().max() for s in run.state.optimizers[0].state.values()) for run in (free, clipped)]
     assert sizes[1] < sizes[0] / 10
 
 
-def test_a_non_finite_loss_is_raised_before_any_weight_changes(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run(model={"dropout": 0.1})
+def test_a_non_finite_loss_is_raised_before_any_weight_changes() -> None:
+    run = TinyRun(model={"dropout": 0.1})
     run.train(2)
     with torch.no_grad():
         run.state.model.ln_f.weight[0] = float("nan")
@@ -50,8 +50,8 @@ def test_a_non_finite_loss_is_raised_before_any_weight_changes(tiny_run: type[Ti
     assert run.bits() == before
 
 
-def test_a_non_finite_gradient_is_raised_before_any_weight_changes(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_a_non_finite_gradient_is_raised_before_any_weight_changes() -> None:
+    run = TinyRun()
     run.state.model.wte.weight.register_hook(lambda gradient: gradient * float("inf"))
     before = run.bits()
     with pytest.raises(NonFiniteLoss, match="grad_norm"):
@@ -59,8 +59,8 @@ def test_a_non_finite_gradient_is_raised_before_any_weight_changes(tiny_run: typ
     assert run.bits() == before
 
 
-def test_fp16_skips_an_update_with_a_non_finite_gradient_and_lowers_its_scale(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run(precision="fp16")
+def test_fp16_skips_an_update_with_a_non_finite_gradient_and_lowers_its_scale() -> None:
+    run = TinyRun(precision="fp16")
     step(run)
     weights, scale = [p.clone() for p in run.state.model.parameters()], run.state.scaler.get_scale()
     handle = run.state.model.wte.weight.register_hook(lambda gradient: gradient * float("inf"))
@@ -70,8 +70,8 @@ def test_fp16_skips_an_update_with_a_non_finite_gradient_and_lowers_its_scale(ti
     assert all(torch.equal(a, b) for a, b in zip(weights, run.state.model.parameters(), strict=True))
 
 
-def test_a_bad_token_leaves_the_state_as_it_was(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+def test_a_bad_token_leaves_the_state_as_it_was() -> None:
+    run = TinyRun()
     run.train(1)
     run.windows.vocab_size = 3
     before = run.bits()

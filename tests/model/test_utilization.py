@@ -1,4 +1,4 @@
-"""FLOPs, peak and memory."""
+"""FLOPs, peak and memory; names as drivers give them have their own rate, and no other."""
 
 import time
 
@@ -12,6 +12,7 @@ from cairn.model.estimates.utilization import (
     flops_per_token,
     measure_peak_flops,
     peak_flops,
+    peak_flops_of_device,
     peak_source,
     read_memory_bytes,
 )
@@ -60,9 +61,8 @@ def counted_flops(config: ModelConfig, vocab_size: int, batch: int) -> int:
     return int(counter.get_total_flops())
 
 
-@pytest.mark.parametrize("name", ["small", "shakespeare"])
-def test_the_step_benchmark_divides_by_the_flops_that_torch_counts(name: str) -> None:
-    chosen = bench_step.RECIPES[name]
+def test_the_step_benchmark_divides_by_the_flops_that_torch_counts() -> None:
+    chosen = bench_step.RECIPES["small"]
     counted = counted_flops(chosen.model, chosen.vocab_size, 2)
     assert bench_step.flops_of_step(chosen, 2) == pytest.approx(counted, rel=0.15)
 
@@ -79,3 +79,45 @@ def test_no_step_of_the_gpu_check_uses_more_than_the_machine_has() -> None:
     train(1)
     shares = speed.rates(task, time.perf_counter() - began, measure_peak_flops(CPU, "fp32"))
     assert 0 < (shares["of_measured"] or 0) < 100
+
+
+AS_DRIVERS_SAY = {
+    "NVIDIA H200": 989.4,
+    "NVIDIA H200 NVL": 835.5,
+    "NVIDIA H100 80GB HBM3": 989.4,
+    "NVIDIA H100 PCIe": 756.5,
+    "NVIDIA H100 NVL": 835.5,
+    "NVIDIA H20": 148.0,
+    "NVIDIA GH200 480GB": 989.4,
+    "NVIDIA B200": 2250.0,
+    "NVIDIA GB200": 2500.0,
+    "NVIDIA A100-SXM4-80GB": 311.8,
+    "NVIDIA A100 80GB PCIe": 311.8,
+    "NVIDIA A10G": 70.0,
+    "NVIDIA A10": 125.0,
+    "NVIDIA L40S": 362.1,
+    "NVIDIA L4": 121.0,
+    "NVIDIA RTX A6000": 154.8,
+    "NVIDIA GeForce RTX 4090": 165.2,
+}
+
+
+@pytest.mark.parametrize("name", AS_DRIVERS_SAY)
+def test_a_device_has_the_rate_of_its_own_specification(name) -> None:
+    assert peak_flops_of_device(name, "bf16") == pytest.approx(AS_DRIVERS_SAY[name] * 1e12)
+    assert peak_flops_of_device(name, "fp16") == peak_flops_of_device(name, "bf16")
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H2000", "NVIDIA GeForce GTX 1080", "NVIDIA A1000 Laptop GPU", "cpu", ""])
+def test_an_unlisted_device_has_no_rate(name) -> None:
+    assert peak_flops_of_device(name, "bf16") is None
+
+
+def test_older_devices_have_a_rate_in_fp16_alone() -> None:
+    assert peak_flops_of_device("Tesla T4", "fp16") == 65e12
+    assert peak_flops_of_device("Tesla V100-SXM2-16GB", "fp16") == 125e12
+    assert peak_flops_of_device("Tesla T4", "bf16") is None
+
+
+def test_fp32_has_no_rate_of_the_matrix_units() -> None:
+    assert peak_flops_of_device("NVIDIA H200", "fp32") is None

@@ -13,7 +13,7 @@ from cairn.model.data.sample_order import SampleOrder
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.training.parallel import SINGLE_RANK, Ranks
 from cairn.model.training.train_state import TrainState
-from cairn.model.training.training_loop import StepObserver, StepResult, train_until
+from cairn.model.training.training_loop import FetchSchedule, StepObserver, StepResult, train_until
 from cairn.model.training.training_step import StepInputs
 
 VOCAB = 61
@@ -54,13 +54,21 @@ class TinyRun:
         probe: Any = None,
         stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
+        schedule: FetchSchedule | None = None,
+        watched: Callable[[StepResult], object] = id,
         **changes: Any,
     ) -> list[StepResult]:
-        """Train on and return the records."""
-        records: list[StepResult] = []
-        observer = StepObserver(on_step=records.append, stop_requested=stop, probe=probe, clock=clock)
-        self.stopped = train_until(self.state, self.inputs(**changes), observer, until_step=until_step)
-        return records
+        """Train on and return the records, which are in `records` also where it fails."""
+        self.records: list[StepResult] = []
+
+        def on_step(record: StepResult) -> None:
+            self.records.append(record)
+            watched(record)
+
+        observer = StepObserver(on_step=on_step, stop_requested=stop, probe=probe, clock=clock)
+        inputs = self.inputs(**changes)
+        self.stopped = train_until(self.state, inputs, observer, until_step=until_step, schedule=schedule)
+        return self.records
 
     def inputs(self, **changes: Any) -> StepInputs:
         """Return what its steps read, with `changes`."""

@@ -6,7 +6,7 @@ from there on the process asks the same and is answered the same. Both orders ar
 that moment; what has no such proof counts as different. Compare partial-order reduction (Godefroid, 1996).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -14,7 +14,7 @@ from typing import Any
 
 from cairn.storage.stores.object_store import UnfinishedWrite
 from tests.protocol.world import WatchedStore, copied
-from tests.storage.faulty_store import whole
+from tests.storage.faulty_store import delete_one_by_one, whole
 
 Request = Callable[[WatchedStore], object]
 Content = tuple[dict[str, bytes], tuple[UnfinishedWrite, ...]]
@@ -47,10 +47,7 @@ class RecordingStore:
         value = getattr(self._store, name)
         return partial(self._operate, name) if callable(value) else value
 
-    def delete_all(self, keys: Iterable[str]) -> None:
-        """A server deletes one after the other."""
-        for key in keys:
-            self.delete(key)
+    delete_all = delete_one_by_one
 
     def _operate(self, name: str, *args: Any, **named: Any) -> Any:
         before, args = _content(self._store), whole(args)

@@ -4,22 +4,19 @@ Owns which cases there are. Nothing is listed by hand: a scenario is first run t
 each operation and fault that differs there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 
-from cairn.storage.stores.object_store import ObjectStore
 from tests.full_amount import share_of
 from tests.protocol import processes
 from tests.protocol.invariants import continue_run, examine
-from tests.protocol.processes import REFUSALS, Process
+from tests.protocol.processes import REFUSALS, Act, Process
 from tests.protocol.quick_world import witnessed
 from tests.protocol.raw_history import Violation, require
 from tests.protocol.scenarios import Scenario
-from tests.protocol.world import Copies, Ledger
+from tests.protocol.world import Copies
 from tests.storage.faulty_store import ArrivingStore, Death, Fault, FaultyStore, applies
-
-Rival = Callable[[Process], None]
 
 
 def take_over(process: Process) -> None:
@@ -53,7 +50,7 @@ class Trouble:
 
     name: str
     fault: Fault
-    rival: Rival | None = None
+    rival: Act | None = None
     power_cut: bool = False
 
 
@@ -109,11 +106,12 @@ def all_cases(scenario: Scenario, copies: Copies, *, share: int = 1) -> Iterator
 def run_case(case: Case, copies: Copies) -> None:
     """Run one case and examine what is left; raises `Violation`, naming the case, where something does not hold."""
     survivor, ledger = copies.fresh(), deepcopy(copies.snapshot.ledger)
+    rival = case.trouble.rival
     faulty = FaultyStore(
         survivor,  # type: ignore[arg-type]
         case.trouble.fault,
         case.at,
-        rival=_rival(case.trouble.rival, ledger),
+        rival=None if rival is None else lambda store: processes.attempt(rival, Process(store, ledger, host="rival")),
     )
     try:
         with witnessed(ledger):
@@ -136,16 +134,3 @@ def _act(case: Case, process: Process) -> None:
     except REFUSALS as error:
         settled = case.trouble.fault in SETTLED and case.operation.startswith("create ")
         require(not settled, "an append is settled", f"{type(error).__name__}: {error}")
-
-
-def _rival(act: Rival | None, ledger: Ledger) -> Callable[[ObjectStore], None] | None:
-    if act is None:
-        return None
-
-    def rival(store: ObjectStore) -> None:
-        try:
-            act(Process(store=store, ledger=ledger, host="rival"))
-        except REFUSALS as error:
-            ledger.acknowledge(f"rival: {type(error).__name__}: {error}")
-
-    return rival

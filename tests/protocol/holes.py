@@ -8,9 +8,9 @@ from functools import partial
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import entry_name
 from tests.protocol import processes, scenarios
-from tests.protocol.processes import ALIAS, PREFIX, Process
+from tests.protocol.processes import ALIAS, PREFIX, Act, Process
 from tests.protocol.raw_history import Violation, read_raw
-from tests.protocol.scenarios import Act, Scenario
+from tests.protocol.scenarios import Scenario
 
 _RUN_LOG, _MODEL_LOG = f"{PREFIX}/log", f"models/{ALIAS}/log"
 _CACHES = (f"{PREFIX}/fold.json", f"models/{ALIAS}/fold.json")

@@ -4,7 +4,7 @@ Owns which arrivals there are: every change that a scenario, or a rival in its w
 dies with it, and arrives before each operation of each rival, and after its last. Only the rivals are listed by hand.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +16,12 @@ from tests.protocol.enumeration import promote_oldest, take_over, take_over_and_
 from tests.protocol.forks import FORKS
 from tests.protocol.holes import HOLES
 from tests.protocol.invariants import continue_run, examine
-from tests.protocol.processes import REFUSALS, Process
+from tests.protocol.processes import Act, Process
 from tests.protocol.quick_world import witnessed
 from tests.protocol.raw_history import Violation
 from tests.protocol.scenarios import SCENARIOS, Scenario
 from tests.protocol.world import Copies, Ledger, Snapshot, WatchedStore, copied
-from tests.storage.faulty_store import ArrivingStore, Death, Fault, FaultyStore, applies
+from tests.storage.faulty_store import ArrivingStore, Fault, FaultyStore, applies
 
 
 def roll_back(process: Process) -> None:
@@ -48,7 +48,7 @@ def open_and_train(process: Process) -> None:
     processes.train(process, commits=1, finish=True)
 
 
-RIVALS: tuple[Callable[[Process], None], ...] = (
+RIVALS: tuple[Act, ...] = (
     open_and_train,
     take_over,
     processes.sweep,
@@ -67,7 +67,7 @@ class Sender:
     """A starting state, and what a process does there that dies with its change number `at` under way."""
 
     scenario: Scenario
-    act: Callable[[Process], None]
+    act: Act
     at: int
 
 
@@ -85,11 +85,11 @@ class Sent:
         return f"{self.sender.scenario.name}: {name} {args[0]}, operation {self.sender.at} of {act}, arrives"
 
 
-def senders(scenario: Scenario, acts: Iterable[Callable[[Process], None]], copies: Copies) -> Iterator[Sender]:
+def senders(scenario: Scenario, acts: Iterable[Act], copies: Copies) -> Iterator[Sender]:
     """Yield a sender for every change that each of these acts asks for in the scenario's world."""
     for act in acts:
         counting = FaultyStore(copies.fresh())  # type: ignore[arg-type]
-        _act(act, Process(store=counting, ledger=deepcopy(copies.snapshot.ledger), host="victim"))
+        processes.attempt(act, Process(store=counting, ledger=deepcopy(copies.snapshot.ledger), host="victim"))
         changes = (at for at, name in enumerate(counting.operations) if applies(Fault.LATE, name, counting.inner))
         yield from (Sender(scenario, act, at) for at in changes)
 
@@ -100,20 +100,20 @@ def send(sender: Sender, copies: Copies) -> Sent:
     faulty = FaultyStore(store, Fault.LATE, sender.at)  # type: ignore[arg-type]
     victim = Process(store=faulty, ledger=ledger, host="victim")
     with witnessed(ledger):
-        _act(sender.act, victim)
+        processes.attempt(sender.act, victim)
     assert faulty.sent is not None
     ledger.dead.add(victim.pid)
     return Sent(sender, Snapshot(dict(store.inner._objects), tuple(store.leftovers), ledger), faulty.sent)
 
 
-def moments(sent: Sent, rival: Callable[[Process], None]) -> list[range]:
+def moments(sent: Sent, rival: Act) -> list[range]:
     """Return when the request can arrive, before an operation of the rival or after the last; equal ones together."""
     recording = RecordingStore(_fresh(sent))
-    _act(rival, Process(store=recording, ledger=deepcopy(sent.world.ledger), host="rival"))
+    processes.attempt(rival, Process(store=recording, ledger=deepcopy(sent.world.ledger), host="rival"))
     return recording.moments(partial(_request, sent))
 
 
-def arrive(sent: Sent, rival: Callable[[Process], None], chosen: Iterable[range]) -> int:
+def arrive(sent: Sent, rival: Act, chosen: Iterable[range]) -> int:
     """Let the request arrive at the last of the moments that are the same, and the run and its fork go on.
 
     Returns how often.
@@ -133,13 +133,13 @@ def _request(sent: Sent, store: WatchedStore) -> object:
     return getattr(store, name)(*args, **named)
 
 
-def play(sent: Sent, rival: Callable[[Process], None], at: int) -> tuple[WatchedStore, Ledger]:
+def play(sent: Sent, rival: Act, at: int) -> tuple[WatchedStore, Ledger]:
     """Let the request arrive before operation `at` of the rival, or after all; returns what is left in the end."""
     store, ledger = _fresh(sent), deepcopy(sent.world.ledger)
     arriving = ArrivingStore(store, partial(_request, sent, store), at)
     process = Process(store=arriving, ledger=ledger, host="rival")
     with witnessed(ledger):
-        _act(rival, process)
+        processes.attempt(rival, process)
         if arriving.seen <= at:
             arriving.late()
     ledger.dead.add(process.pid)
@@ -148,21 +148,12 @@ def play(sent: Sent, rival: Callable[[Process], None], at: int) -> tuple[Watched
     return store, ledger
 
 
-def _act(act: Callable[[Process], None], process: Process) -> None:
-    try:
-        act(process)
-    except Death:
-        return
-    except REFUSALS as error:
-        process.ledger.acknowledge(f"{process.host}: {type(error).__name__}: {error}")
-
-
 def _fresh(sent: Sent) -> WatchedStore:
     return WatchedStore(copied(sent.world.objects), sent.world.leftovers)
 
 
 _WORLDS = {item.world: item for item in reversed((*SCENARIOS, *FORKS, *HOLES))}
-CASES: dict[str, tuple[Scenario, tuple[Callable[[Process], None], ...]]] = {
+CASES: dict[str, tuple[Scenario, tuple[Act, ...]]] = {
     **{item.name: (item, (item.act,)) for item in (*SCENARIOS, *FORKS, *HOLES)},
     **{f"world-{name}": (item, RIVALS) for name, item in _WORLDS.items()},
 }

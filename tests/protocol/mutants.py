@@ -270,7 +270,7 @@ MUTANTS = (
     Mutant(
         "delete-before-supersede", delete_before_supersede, ("supersede-and-delete",), ("nothing referenced deleted",)
     ),
-    Mutant("promote-without-pin", promote_without_pin, ("promote-oldest",), ("nothing needed is superseded",)),
+    Mutant("promote-without-pin", promote_without_pin, (), ("nothing needed is superseded",), first_seed=261),
     Mutant(
         "resume-without-verification",
         resume_without_verification,
@@ -302,7 +302,7 @@ MUTANTS = (
     Mutant("hole-taken-for-the-end", hole_taken_for_the_end, ("resume-over-a-hole",), ("a hole is not written into",)),
     Mutant("shared-pin", shared_pin, ("evaluate-beside-another",), ("what is pinned stays",)),
     Mutant("claim-on-an-old-state", claim_on_an_old_state, (), ("resumes from the newest",), first_seed=380),
-    Mutant("quarantine-without-reread", quarantine_without_reread, ("resume",), ("no quarantine on one read",)),
+    Mutant("quarantine-without-reread", quarantine_without_reread, (), ("no quarantine on one read",), first_seed=414),
     Mutant(
         "deletion-without-a-check", deletion_without_a_check, ("sweep-of-quarantined",), ("no quarantine on one read",)
     ),

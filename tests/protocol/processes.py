@@ -30,7 +30,7 @@ from cairn.storage.checkpoints.checkpoint import (
 )
 from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy
 from cairn.storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StorageError
-from cairn.storage.logs.log_entry import CheckpointReference, Writer, encode_entry, entry_name
+from cairn.storage.logs.log_entry import CheckpointReference, Writer
 from cairn.storage.logs.registry import Registry, SuiteReference
 from cairn.storage.logs.run_entries import (
     AttemptStarted,
@@ -43,17 +43,16 @@ from cairn.storage.logs.run_entries import (
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
-from cairn.storage.stores.codec import sha256
-from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
 from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
 from cairn.tasks.errors import CheckpointGone, GateRefused, TaskError
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, Suite
 from cairn.tasks.evaluator.evaluator_process import Outcome
-from tests.entries import CONFIG, NOON, ended
-from tests.protocol.raw_history import read_raw, require, tell_run
+from tests.entries import NOON, ended, placement, started
+from tests.protocol.raw_history import require, tell_run
 from tests.protocol.world import Ledger, as_store
 from tests.storage.builders import RUN, floats, opened, trainer_document
+from tests.storage.faulty_store import Death
 
 PREFIX = f"runs/{RUN}"
 REFUSALS = (StorageError, TaskError, RunNotFound)
@@ -111,22 +110,13 @@ class Process:
 
     @property
     def placement(self) -> Placement:
-        return Placement(
-            host=self.host,
-            boot_id="b",
-            pid_namespace="pid:[4]",
-            pid=self.pid,
-            start_ticks=100,
-            device="cpu",
-            world_size=1,
-            threads=1,
-        )
+        return placement(host=self.host, pid=self.pid)
 
-    def believes_dead(self, placement: Placement) -> bool:
+    def believes_dead(self, pid: int) -> bool:
         """Whether it takes another process for dead: one that is, or, mistaken, any."""
-        if placement.pid not in self.ledger.dead and self.mistaken():
-            self.ledger.mourned.add(placement.pid)
-        return placement.pid in self.ledger.dead | self.ledger.mourned
+        if pid not in self.ledger.dead and self.mistaken():
+            self.ledger.mourned.add(pid)
+        return pid in self.ledger.dead | self.ledger.mourned
 
     def writer(self, attempt: int | None = None) -> Writer:
         return Writer(host=self.host, pid=self.pid, attempt=attempt)
@@ -139,6 +129,8 @@ class Process:
         return f"runs/{self.run}"
 
 
+Act = Callable[[Process], object]
+"""What a process does."""
 _PRESENT: ContextVar[Process] = ContextVar("present")
 
 
@@ -157,9 +149,19 @@ def present_placement(*, device: str, threads: int) -> Placement:
     return _PRESENT.get().placement
 
 
-def present_belief(placement: Placement) -> bool:
+def present_belief(other: Placement) -> bool:
     """Stand in for `is_known_dead`, for the same reason."""
-    return _PRESENT.get().believes_dead(placement)
+    return _PRESENT.get().believes_dead(other.pid)
+
+
+def attempt(act: Act, process: Process) -> None:
+    """Act, and note what is refused; a process that dies does no more."""
+    try:
+        act(process)
+    except Death:
+        return
+    except REFUSALS as error:
+        process.ledger.acknowledge(f"{process.host}: {type(error).__name__}: {error}")
 
 
 def open_run(process: Process) -> None:
@@ -171,9 +173,9 @@ def open_run(process: Process) -> None:
 def claim(process: Process, log: RunLog, **named: Any) -> AttemptStarted:
     """Claim the next attempt as the flow does."""
     with being(process):
-        started = attempt_entries.claim_attempt(log, claimant(process, **named), partial(_start, process))
-    process.ledger.acknowledge(f"claimed {started.attempt}")
-    return started
+        claimed = attempt_entries.claim_attempt(log, claimant(process, **named), partial(_start, process))
+    process.ledger.acknowledge(f"claimed {claimed.attempt}")
+    return claimed
 
 
 def claimant(process: Process, **named: Any) -> attempt_entries.Claimant:
@@ -189,15 +191,7 @@ def claimant(process: Process, **named: Any) -> attempt_entries.Claimant:
 
 
 def _start(process: Process, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
-    return AttemptStarted(
-        attempt=number,
-        placement=process.placement,
-        config=CONFIG,
-        config_sha256="c",
-        code_version="1",
-        micro_batch=1,
-        resumed_from=reference,
-    )
+    return started(number, placement=process.placement, resumed_from=reference)
 
 
 def load(process: Process, reference: CheckpointReference | None) -> int:
@@ -413,44 +407,18 @@ def claim_and_load(process: Process, log: RunLog) -> tuple[int, int]:
     """
     forgiven = set[str]()
     while True:
-        started = claim(process, log)
-        reference = started.resumed_from
+        claimed = claim(process, log)
+        reference = claimed.resumed_from
         try:
-            return started.attempt, load(process, reference)
+            return claimed.attempt, load(process, reference)
         except IntegrityError as error:
             assert reference is not None
-            if tell_run(process.store.inner, process.prefix).owner != started.attempt:
+            if tell_run(process.store.inner, process.prefix).owner != claimed.attempt:
                 raise
             is_forgiven = reference.prefix in process.ledger.broken - forgiven
-            require(is_forgiven, "a resume point can be read", f"{started.attempt}: {error}")
+            require(is_forgiven, "a resume point can be read", f"{claimed.attempt}: {error}")
             forgiven.add(reference.prefix)
-            end_attempt(process, log, started.attempt, "storage", last_step=reference.step)
-
-
-def write_as_a_newer_program(process: Process) -> None:
-    """Claim the run as a program of tomorrow does: with an entry that this one cannot understand."""
-    store, log = as_store(process.store), f"{process.prefix}/log"
-    last = read_raw(store, log)[-1]
-    seq = last["seq"] + 1
-    body = {"attempt": 2, "something": "new"}
-    claim = {
-        **last,
-        "version": 2,
-        "kind": "attempt-started",
-        "seq": seq,
-        "body": body,
-        "write_id": "newer",
-        "checksum": None,
-    }
-    claim["prev"] = sha256(store.read(f"{log}/{entry_name(last['seq'])}"))
-    store.create(f"{log}/{entry_name(seq)}", encode_entry(claim))
-
-
-def break_object(store: ObjectStore, key: str) -> None:
-    """Flip one bit of an object in the store."""
-    data = bytearray(store.read(key))
-    data[len(data) // 2] ^= 1
-    store.write(key, bytes(data))
+            end_attempt(process, log, claimed.attempt, "storage", last_step=reference.step)
 
 
 PLAN = plan()

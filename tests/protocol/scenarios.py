@@ -4,10 +4,9 @@ Owns the list. A scenario is run with every fault at every one of its operations
 entry and each method of the store is used by one of them is itself tested.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 
 import cairn.storage.checkpoints.resume_point as resume_point
@@ -21,13 +20,11 @@ from cairn.tasks.errors import LiveOwner
 from cairn.tasks.evaluator.evaluator_process import Outcome
 from tests.memory_store import MemoryStore
 from tests.protocol import processes
-from tests.protocol.processes import PREFIX, EventfulClock, Process, measured
+from tests.protocol.processes import PREFIX, Act, EventfulClock, Process, measured
 from tests.protocol.raw_history import Violation, tell_run
 from tests.protocol.world import Ledger, Snapshot, WatchedStore, as_store, take_snapshot
-from tests.storage.builders import RUN
+from tests.storage.builders import RUN, append_as_a_newer_program, flip_bit
 from tests.storage.faulty_store import Death, Fault, FaultyStore
-
-Act = Callable[[Process], None]
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,7 @@ def condemned_and_aged(process: Process) -> None:
     processes.end_attempt(process, log, number)
     condemn(process, at(1))
     condemn(process, at(2))
-    processes.break_object(as_store(process.store), f"{at(2)}/trainer.json")
+    flip_bit(as_store(process.store), f"{at(2)}/trainer.json")
     process.ledger.broken.add(at(2))
     process.ledger.condemned.add(at(1))
 
@@ -137,12 +134,12 @@ def condemned_and_aged(process: Process) -> None:
 def taken_over_by_a_newer_program(process: Process) -> None:
     """Step 3 is staged, and a program of tomorrow has claimed the run."""
     staged(process)
-    processes.write_as_a_newer_program(process)
+    append_as_a_newer_program(as_store(process.store), kind="attempt-started", version=2)
 
 
 def break_checkpoint(process: Process, prefix: str) -> None:
     """Flip one bit of the trainer document."""
-    processes.break_object(as_store(process.store), f"{prefix}/trainer.json")
+    flip_bit(as_store(process.store), f"{prefix}/trainer.json")
     process.ledger.broken.add(prefix)
     process.ledger.keep_last = 2  # whoever keeps one checkpoint loses all when that one rots unseen
 
@@ -213,14 +210,6 @@ def poisoned_cache(process: Process) -> None:
     process.store.write(key, other.store.read(key))
 
 
-def act_claim(process: Process) -> None:
-    processes.claim(process, process.log())
-
-
-def act_stage(process: Process) -> None:
-    processes.stage(process, step=3, attempt=1)
-
-
 def act_stage_and_commit(process: Process) -> None:
     processes.beat(process, 1, 3)
     processes.commit(process, process.log(), processes.stage(process, step=3, attempt=1))
@@ -230,10 +219,6 @@ def act_commit(process: Process) -> None:
     """Commit what is staged; what is staged is what staging it again would give."""
     aside = Process(store=WatchedStore(MemoryStore("aside")), ledger=process.ledger)
     processes.commit(process, process.log(), processes.stage(aside, step=3, attempt=1))
-
-
-def act_evaluate(process: Process) -> None:
-    processes.evaluate(process, at(2), measured(0.5), None)
 
 
 def act_evaluate_beside_another(process: Process) -> None:
@@ -249,14 +234,6 @@ def act_evaluate_beside_another(process: Process) -> None:
 def beside(process: Process) -> Process:
     """Another process on the same store, to which nothing happens."""
     return Process(store=process.store.inner, ledger=process.ledger, host="beside")
-
-
-def act_evaluate_in_vain(process: Process) -> None:
-    processes.evaluate(process, at(2), lambda order, timeout: Outcome(result=b"", problem="exited with 1"), None)
-
-
-def act_promote(process: Process) -> None:
-    processes.promote(process, at(2))
 
 
 def act_promote_oldest(process: Process) -> None:
@@ -296,15 +273,6 @@ def act_read_back(process: Process) -> None:
     process.ledger.acknowledge(f"read {reference}")
 
 
-def act_end(process: Process) -> None:
-    processes.end_attempt(process, process.log(), 1)
-
-
-def act_finish(process: Process) -> None:
-    log = process.log()
-    processes.finish_run(process, log, 1)
-
-
 def refused(act: Act) -> Act:
     """Return an act that is not let in, because a newer program has written."""
 
@@ -315,18 +283,24 @@ def refused(act: Act) -> Act:
     return act_in_vain
 
 
+def claim(process: Process) -> None:
+    processes.claim(process, process.log())
+
+
+IN_VAIN = Outcome(result=b"", problem="exited with 1")
+evaluate_second = partial(processes.evaluate, prefix=at(2), during=None)
 SCENARIOS = (
     Scenario("open-run", nothing, processes.open_run),
-    Scenario("claim-first", opened, act_claim),
-    Scenario("claim-and-take-over", owned, act_claim),
+    Scenario("claim-first", opened, claim),
+    Scenario("claim-and-take-over", owned, claim),
     Scenario("claim-from-a-beating-owner", owned, act_claim_from_a_beating_owner),
-    Scenario("stage", owned, act_stage),
+    Scenario("stage", owned, partial(processes.stage, step=3, attempt=1)),
     Scenario("commit", staged, act_commit),
     Scenario("stage-and-commit", owned, act_stage_and_commit),
-    Scenario("evaluate", owned, act_evaluate),
+    Scenario("evaluate", owned, partial(evaluate_second, measure=measured(0.5))),
     Scenario("evaluate-beside-another", ended, act_evaluate_beside_another),
-    Scenario("evaluate-in-vain", ended, act_evaluate_in_vain),
-    Scenario("promote", promoted_oldest, act_promote),
+    Scenario("evaluate-in-vain", ended, partial(evaluate_second, measure=lambda order, timeout: IN_VAIN)),
+    Scenario("promote", promoted_oldest, partial(processes.promote, prefix=at(2))),
     Scenario("promote-oldest", evaluated, act_promote_oldest),
     Scenario("promote-refused", promoted, act_promote_oldest),
     Scenario("roll-back", promoted, processes.go_back),
@@ -343,8 +317,8 @@ SCENARIOS = (
     Scenario("note-beside-an-owner", staged, processes.note),
     Scenario("read-back", ended, act_read_back),
     Scenario("read-back-over-a-foreign-cache", poisoned_cache, act_read_back),
-    Scenario("end-attempt", owned, act_end),
-    Scenario("finish-run", owned, act_finish),
+    Scenario("end-attempt", owned, lambda process: processes.end_attempt(process, process.log(), 1)),
+    Scenario("finish-run", owned, lambda process: processes.finish_run(process, process.log(), 1)),
 )
 
 

@@ -6,7 +6,7 @@ schedules; the rules are in `invariants` and `raw_history`. Compare FoundationDB
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from tests.protocol.quick_world import witnessed
 from tests.protocol.raw_history import Violation
 from tests.protocol.scenarios import SCENARIOS, Scenario, world_before
 from tests.protocol.world import Snapshot, WatchedStore, bring_missing, copied
-from tests.storage.faulty_store import DEADLY, FOLLOWING, Death, Fault, applies, on_its_way, perform
+from tests.storage.faulty_store import DEADLY, FOLLOWING, Death, Fault, applies, delete_one_by_one, on_its_way, perform
 
 LONGEST = 400
 _FATES = (
@@ -177,10 +177,7 @@ class SimulatedStore:
         value = getattr(self.inner, name)
         return partial(self._operate, name, value) if callable(value) else value
 
-    def delete_all(self, keys: Iterable[str]) -> None:
-        """A server deletes one after the other: anything may happen in between."""
-        for key in keys:
-            self.delete(key)
+    delete_all = delete_one_by_one
 
     def _operate(self, name: str, operation: Callable[..., Any], *args: Any, **named: Any) -> Any:
         fate = self.actor.ask(f"{name} {next((arg for arg in args if isinstance(arg, str)), '')}")

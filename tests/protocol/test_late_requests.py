@@ -17,7 +17,7 @@ from tests.full_amount import FULL
 from tests.protocol import commuting, processes
 from tests.protocol.commuting import RecordingStore
 from tests.protocol.late_requests import CASES, RIVALS, Sent, arrive, moments, play, send, senders
-from tests.protocol.processes import Process
+from tests.protocol.processes import Act
 from tests.protocol.raw_history import Violation
 from tests.protocol.scenarios import world_before
 from tests.protocol.world import Copies, WatchedStore, copied
@@ -26,7 +26,7 @@ LEAST = 200_000
 APART = "CAIRN_TEST_EVERY_ARRIVAL" in os.environ
 _ACTS, _SENT, _MOMENTS = 2, 3, 4
 """By default so many requests of so many acts of a case arrive, each at so many moments of one rival."""
-_COMPARED = 40 if FULL else 4
+_COMPARED = 40 if FULL else 2
 """Of so many requests the moments that cannot be told apart are all played."""
 
 
@@ -66,7 +66,7 @@ def test_the_full_amount_has_its_least_number_of_arrivals(tmp_path: Path) -> Non
     assert sum(len(same) for each in found for same in each) >= LEAST
 
 
-def ends(sent: Sent, rival: Callable[[Process], None], same: range, quick: pytest.MonkeyPatch) -> set[str]:
+def ends(sent: Sent, rival: Act, same: range, quick: pytest.MonkeyPatch) -> set[str]:
     """Return in how many ways the world ends after arrivals at these moments, with ids that are drawn in one order."""
     found = set[str]()
     for at in same:
@@ -79,7 +79,7 @@ def ends(sent: Sent, rival: Callable[[Process], None], same: range, quick: pytes
     return found
 
 
-def drawn(folder: Path) -> Iterator[tuple[Sent, Callable[[Process], None]]]:
+def drawn(folder: Path) -> Iterator[tuple[Sent, Act]]:
     """Yield a request and a rival of each case, in an order of chance."""
     chance = random.Random(40)
     for case in chance.sample(sorted(CASES), len(CASES)):

@@ -16,7 +16,7 @@ from cairn.storage.stores.object_store import ObjectStore, UnfinishedWrite
 from tests.clouds.servers import CLOUDS, cloud_server
 from tests.memory_store import MemoryStore
 from tests.protocol.raw_history import prove_deletable, require
-from tests.storage.faulty_store import Death
+from tests.storage.faulty_store import Death, delete_one_by_one
 
 
 @dataclass
@@ -56,9 +56,7 @@ class WatchedStore:
             prove_deletable(self.inner, key, self._known)
         self.inner.delete(key)
 
-    def delete_all(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self.delete(key)
+    delete_all = delete_one_by_one
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         try:

@@ -21,6 +21,7 @@ from cairn.model.data.tokenizer_file import load_tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights
+from tests.cairn.hostile_store import change, places
 from tests.security.tokenizer_shapes import KNOWN
 
 MODEL = ModelConfig(n_layer=1, n_head=1, n_embd=2, block_size=2)
@@ -36,27 +37,12 @@ TENSORS = {
 }
 
 
-def places(value: Any) -> list[tuple[Any, ...]]:
-    """Return the way to every value in a document."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [(), *((key, *place) for key, one in inner for place in places(one))]
-
-
 def changed(document: Any, chance: random.Random) -> bytes:
     """Return a document as JSON with up to three places or bytes changed."""
     document = deepcopy(document)
     for _ in range(chance.randint(1, 3)):
-        place = chance.choice(places(document))
-        if not place:
-            continue
-        *way, last = place
-        holder = document
-        for key in way:
-            holder = holder[key]
-        if chance.random() < 0.3:
-            del holder[last]
-        else:
-            holder[last] = deepcopy(chance.choice(VALUES))
+        if place := chance.choice([(), *places(document)]):
+            change(document, place, ... if chance.random() < 0.3 else deepcopy(chance.choice(VALUES)))
     data = bytearray(json.dumps(document).encode())
     for _ in range(chance.choice((0, 0, 0, 1, 4))):
         at = chance.randrange(len(data) + 1)

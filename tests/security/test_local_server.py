@@ -29,15 +29,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
     return store
 
 
-@pytest.fixture(params=["page", "watcher"])
-def server(request: pytest.FixtureRequest, store: LocalStore, tmp_path: Path) -> Iterator[LiveServer]:
+@pytest.fixture(scope="module", params=["page", "watcher"])
+def server(
+    request: pytest.FixtureRequest, store: LocalStore, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
     """Each of both servers."""
+    folder = tmp_path_factory.mktemp(request.param)
     if request.param == "page":
-        with served(store, tmp_path, metrics_token=METRICS_TOKEN) as live:
+        with served(store, folder, metrics_token=METRICS_TOKEN) as live:
             yield live
     else:
-        (tmp_path / "token").write_text(METRICS_TOKEN)
-        address = urlsplit(serve_metrics(store, 0, str(tmp_path / "token")))
+        (folder / "token").write_text(METRICS_TOKEN)
+        address = urlsplit(serve_metrics(store, 0, str(folder / "token")))
         access = Access(token=address.query.removeprefix("token="), metrics_token=METRICS_TOKEN)
         yield LiveServer(port=address.port or 0, access=access)
 
@@ -105,10 +108,14 @@ def test_a_port_that_is_taken_is_refused_by_name(store: LocalStore) -> None:
             serve_metrics(store, port)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "", "localhost:1"])
-def test_another_name_for_this_machine_reads_no_metrics(server: LiveServer, host: str) -> None:
-    answer = server.ask("/metrics", Host=host.format(port=server.port))
-    assert answer.status == 400 and "bard" not in answer.text
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:{port}", "127.0.0.1", "localhost:1", "", "127.0.0.1.evil.example:{port}"],
+)
+def test_another_name_for_this_machine_is_refused(server: LiveServer, host: str) -> None:
+    for path in ("/", "/curves?run=bard", "/assets/live.js", "/metrics"):
+        answer = server.ask(path, Host=host.format(port=server.port))
+        assert answer.status == 400 and "bard" not in answer.text
 
 
 def test_three_hundred_idle_connections_stop_neither_server_and_take_no_thread(server: LiveServer) -> None:

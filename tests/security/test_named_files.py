@@ -37,14 +37,6 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 257, "n_positions": 8, "n_embd": 8, 
 MEMORY_BYTES, SECONDS = 1 << 30, 20.0
 
 
-def configuration(path: Path) -> None:
-    read_configuration(str(path), overrides=(), environment={})
-
-
-def suite(path: Path) -> None:
-    resolve_evaluation(EvaluationConfig(suite=str(path)), path.parent)
-
-
 def weights_from(path: Path) -> None:
     folder = path.parent
     if path.name != "config.json":
@@ -62,21 +54,9 @@ def weights_from(path: Path) -> None:
     keep_initial_weights(LocalStore(folder / "store"), directory, SMALL, tokenizer_json=text, vocab_size=257)
 
 
-def source(path: Path) -> None:
-    open_sources([str(path)], path.parent)
-
-
 def index_of_tokens(path: Path) -> None:
     (path.parent / "tokens.bin").write_bytes(bytes(8))
     inspect_token_file(path.parent / "tokens.bin")
-
-
-def prompt(path: Path) -> None:
-    read_prompt("", str(path), BytesIO())
-
-
-def read_access_file(path: Path) -> None:
-    read_access(str(path))
 
 
 def trace(path: Path) -> None:
@@ -84,8 +64,8 @@ def trace(path: Path) -> None:
 
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "a configuration": ("run.toml", configuration),
-    "a suite": ("suite.toml", suite),
+    "a configuration": ("run.toml", lambda path: read_configuration(str(path), overrides=(), environment={})),
+    "a suite": ("suite.toml", lambda path: resolve_evaluation(EvaluationConfig(suite=str(path)), path.parent)),
     "init_from, its configuration": ("config.json", weights_from),
     "init_from, its weights": ("model.safetensors", weights_from),
     "init_from, its index": ("model.safetensors.index.json", weights_from),
@@ -96,23 +76,15 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "init_from, its special tokens": ("special_tokens_map.json", weights_from),
     "init_from, its chat template": ("chat_template.jinja", weights_from),
     "data.tokenizer": ("tokenizer.json", read_tokenizer),
-    "data.sources": ("text.txt", source),
+    "data.sources": ("text.txt", lambda path: open_sources([str(path)], path.parent)),
     "tokens": ("tokens.bin", inspect_token_file),
     "tokens, their index": ("tokens.idx", index_of_tokens),
     "a file of an evaluator, or an exported one": ("script.py", describe_file),
-    "--prompt-file": ("prompt.txt", prompt),
-    "--metrics-token-file": ("token", read_access_file),
+    "--prompt-file": ("prompt.txt", lambda path: read_prompt("", str(path), BytesIO())),
+    "--metrics-token-file": ("token", lambda path: read_access(str(path))),
     "--trace": ("trace.toml", trace),
 }
 STREAMED = {"data.sources", "tokens", "tokens, their index", "a file of an evaluator, or an exported one"}
-
-
-def link_to_zeros(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def link_to_randomness(path: Path) -> None:
-    path.symlink_to("/dev/urandom")
 
 
 def large(path: Path) -> None:
@@ -121,8 +93,8 @@ def large(path: Path) -> None:
 
 
 SHAPES: dict[str, Callable[[Path], object]] = {
-    "a link to an endless device": link_to_zeros,
-    "a link to another": link_to_randomness,
+    "a link to an endless device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to another": lambda path: path.symlink_to("/dev/urandom"),
     "a pipe": os.mkfifo,
     "a directory": Path.mkdir,
     "too large": large,

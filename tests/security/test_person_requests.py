@@ -24,14 +24,13 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.ui import person_requests
 from cairn.ui.person_requests import is_own_folder
 from tests.cairn.live_server import Answer, LiveServer, served
-from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium
 from tests.fabricated_run import FabricatedRun, fabricate
 from tests.memory_store import MemoryStore
 from tests.processes.waiting import wait_until
 from tests.writing_run import RUN, WritingRun, open_writing_run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 NOTE, PROMPT = "/runs/bard/note", "/runs/bard/prompt"
 ORDERS = {NOTE: b'{"text": "by whom?"}', PROMPT: b'{"prompt": "To be"}'}
@@ -89,24 +88,25 @@ def nothing_was_done(run: FabricatedRun, started: list[Any]) -> bool:
     return not run.log.refresh().notes and not started
 
 
-@pytest.mark.parametrize("path", ORDERS)
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "",
-        "null",
-        "http://127.0.0.1:1",
-        "http://localhost:{port}",
-        "https://127.0.0.1:{port}",
-        "http://127.0.0.1:{port}/",
-    ],
+ORIGINS = (
+    "",
+    "null",
+    "http://127.0.0.1:1",
+    "http://localhost:{port}",
+    "https://127.0.0.1:{port}",
+    "http://127.0.0.1:{port}/",
 )
+
+
+@pytest.mark.parametrize("path", ORDERS)
 def test_a_page_of_another_origin_asks_for_nothing_even_with_the_cookie(
-    live: LiveServer, bard: FabricatedRun, started: list[Any], path: str, origin: str
+    live: LiveServer, bard: FabricatedRun, started: list[Any], path: str
 ) -> None:
     cookie = f"cairn-{live.port}={live.access.token}"
-    answer = post(live, path, Authorization="", Cookie=cookie, Origin=origin.format(port=live.port))
-    assert (answer.status, nothing_was_done(bard, started)) == (403, True)
+    for origin in ORIGINS:
+        answer = post(live, path, Authorization="", Cookie=cookie, Origin=origin.format(port=live.port))
+        assert answer.status == 403, origin
+    assert nothing_was_done(bard, started)
 
 
 @pytest.mark.parametrize("path", ORDERS)
@@ -139,32 +139,33 @@ def test_a_connection_that_the_system_does_not_call_this_users_does_nothing(
     assert (post(live, path).status, nothing_was_done(bard, started)) == (401, True)
 
 
-@pytest.mark.parametrize("path", ORDERS)
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b"nonsense",
-        b'{"text": "\xff", "prompt": "\xff"}',
-        b'{"text": "\\ud800", "prompt": "\\ud800"}',
-        b'{"text": 1, "prompt": 1}',
-        b'{"x": ' + b"[" * 20_000,
-        b'{"text": "' + b"x" * 2_001 + b'", "prompt": "' + b"x" * 4_001 + b'"}',
-        b'{"text": "' + b"x" * 10_000_000 + b'"}',
-        b'{"text": "", "tags": ["a b"], "tokens": 1001}',
-        b'{"text": " ", "tokens": 0}',
-        b'{"tags": ["../x"], "temperature": NaN}',
-        b'{"tags": [""], "temperature": -1}',
-        b'{"tags": "x", "seed": -1}',
-        b'{"tags": ["' + b'","'.join(b"t%d" % n for n in range(21)) + b'"], "seed": 1e300}',
-    ],
+NO_ORDERS = (
+    b"",
+    b"[]",
+    b"nonsense",
+    b'{"text": "\xff", "prompt": "\xff"}',
+    b'{"text": "\\ud800", "prompt": "\\ud800"}',
+    b'{"text": 1, "prompt": 1}',
+    b'{"x": ' + b"[" * 20_000,
+    b'{"text": "' + b"x" * 2_001 + b'", "prompt": "' + b"x" * 4_001 + b'"}',
+    b'{"text": "' + b"x" * 10_000_000 + b'"}',
+    b'{"text": "", "tags": ["a b"], "tokens": 1001}',
+    b'{"text": " ", "tokens": 0}',
+    b'{"tags": ["../x"], "temperature": NaN}',
+    b'{"tags": [""], "temperature": -1}',
+    b'{"tags": "x", "seed": -1}',
+    b'{"tags": ["' + b'","'.join(b"t%d" % n for n in range(21)) + b'"], "seed": 1e300}',
 )
+
+
+@pytest.mark.parametrize("path", ORDERS)
 def test_what_is_no_order_is_refused_in_one_line(
-    live: LiveServer, bard: FabricatedRun, started: list[Any], path: str, body: bytes
+    live: LiveServer, bard: FabricatedRun, started: list[Any], path: str
 ) -> None:
-    answer = post(live, path, body)
-    assert (answer.status, len(answer.text.splitlines()), nothing_was_done(bard, started)) == (400, 1, True)
+    for body in NO_ORDERS:
+        answer = post(live, path, body)
+        assert (answer.status, len(answer.text.splitlines())) == (400, 1), body[:80]
+    assert nothing_was_done(bard, started)
 
 
 @pytest.mark.parametrize(
@@ -412,20 +413,6 @@ def writing(folder: Path) -> WritingRun:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    with started_chromium() as chromium:
-        yield chromium
-
-
-@pytest.fixture
-def page(browser: "Browser") -> "Iterator[Page]":
-    page = browser.new_context().new_page()
-    page.set_default_timeout(PAGE_MILLISECONDS)
-    yield page
-    page.context.close()
 
 
 @pytest.mark.slow  # quick witness: the real answer above, and the Origins at the top

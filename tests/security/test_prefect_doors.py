@@ -6,7 +6,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from tests.security.listeners import is_password_asked, open_to_others
 pytestmark = [pytest.mark.linux, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("up")]
 # Quick witnesses: test_guarded_server.py and test_job_templates.py beside this file.
 EVIL = "http://evil.example"
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartedUp]:
-    """Everything `make up` starts for an operator who has set nothing."""
-    started = StartedUp(tmp_path_factory.mktemp("up"))
-    yield started
-    started.stop(signal.SIGTERM)
 
 
 def answered(

@@ -1,4 +1,4 @@
-"""Addresses that may hold secrets, written wrongly: they are refused, or fail later, and are never repeated."""
+"""Addresses that may hold secrets: written wrongly, or repeated by a library, they are shown without them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +12,7 @@ from cairn.reports.queries.run_metrics import sending_metrics
 from cairn.storage.errors import StorageError
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.open_store import open_store
+from cairn.storage.stores.s3_bucket import convert_error
 from cairn.tasks.configuration.configuration_source import read_configuration, read_notify
 from cairn.tasks.errors import InvalidConfiguration
 from tests.processes.waiting import wait_until
@@ -88,3 +89,18 @@ def test_a_command_that_fails_is_not_repeated(command: str, tmp_path: Path) -> N
     with delivering_notices(LocalStore(tmp_path), [receiver], lambda: [NOTICE], said.append, every_seconds=0.01):
         wait_until(lambda: bool(said), "the line")
     assert "hidden" not in " ".join(said)
+
+
+SAID = [
+    "cannot reach https://somebody:canary@host/bucket",
+    "https://host/b/k?X-Amz-Algorithm=AWS4&X-Amz-Signature=canary&X-Amz-Expires=9",
+    "https://host/b/k?X-Amz-Credential=canary%2F2026&versionId=1",
+    "https://host/b/k?x-amz-security-token=canary",
+    "'https://host/b/k?AWSAccessKeyId=canary&Signature=canary%3D&Expires=9'",
+]
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_an_error_of_a_store_repeats_no_credentials(said: str) -> None:
+    shown = str(convert_error(OSError(said), action="read", where="s3://bucket/key"))
+    assert "canary" not in shown and "host" in shown

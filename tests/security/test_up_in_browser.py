@@ -1,6 +1,5 @@
 """`make up` in a real browser: its own page works with the password, every other page can do nothing."""
 
-import signal
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium
 from tests.deployments.started_up import StartedUp
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.linux, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("up")]
 # Quick witnesses: test_guarded_server.py and test_job_templates.py beside this file.
@@ -27,31 +25,6 @@ ATTACK = """async ([url, mode, type]) => {
         return String(error);
     }
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    """A browser for which a stranger's name is this machine's, as after DNS rebinding."""
-    with started_chromium("--host-resolver-rules=MAP evil.example 127.0.0.1") as chromium:
-        yield chromium
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory, browser: "Browser") -> Iterator[StartedUp]:
-    """Everything `make up` starts for an operator who has set nothing."""
-    started = StartedUp(tmp_path_factory.mktemp("up"))
-    yield started
-    started.stop(signal.SIGTERM)
-
-
-@pytest.fixture
-def page(browser: "Browser") -> "Iterator[Page]":
-    """A fresh page."""
-    context = browser.new_context(viewport={"width": 1360, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(PAGE_MILLISECONDS)
-    yield page
-    context.close()
 
 
 @pytest.fixture

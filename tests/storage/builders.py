@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from cairn.storage.checkpoints.checkpoint import (
+    CheckpointTarget,
     TensorGroup,
     UploadOptions,
     checkpoint_target,
@@ -17,15 +18,23 @@ from cairn.storage.checkpoints.checkpoint import (
     stage_checkpoint,
 )
 from cairn.storage.checkpoints.checkpoint import verify_checkpoint as verify
-from cairn.storage.checkpoints.payload import TensorRecord, TrainerDocument, small_tensor
+from cairn.storage.checkpoints.payload import (
+    MANIFEST_VERSION,
+    Manifest,
+    ManifestObject,
+    TensorRecord,
+    TrainerDocument,
+    small_tensor,
+)
 from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, encode_entry, entry_name, seq_of
+from cairn.storage.logs.registry import Promoted
 from cairn.storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened, StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore
 from tests import entries
-from tests.entries import NOON, ended, started, writer
+from tests.entries import NOON, ended, evaluated, started, writer
 from tests.log_judge import judge_store
 from tests.memory_store import MemoryStore
 
@@ -67,6 +76,18 @@ def committed(step: int, attempt: int) -> CheckpointCommitted:
     )
 
 
+def bodies() -> list[object]:
+    """One body of each kind that a run without accidents has."""
+    return [opened(), started(1), committed(5, 1), evaluated(5, 1.5), ended(1)]
+
+
+def promoted(step: int, **changes: Any) -> Promoted:
+    """The promotion of a checkpoint of the run."""
+    usual: dict[str, Any] = {"alias": "champion", "run_id": RUN, "prefix": f"p{step}", "manifest_sha256": f"m{step}"}
+    usual |= {"suite_sha256": "s", "data_snapshot": "d", "metrics": {"val_loss": 1.5}, "by": "somebody"}
+    return Promoted(step=step, **{**usual, "why": "better", "previous": None, **changes})
+
+
 def entry(body: object, *, attempt: int | None = None, seq: int = 0) -> Entry:
     kinds = {record: kind for kind, record in RUN_KINDS.items()}
     return Entry(
@@ -102,6 +123,13 @@ def trainer_document(step: int) -> TrainerDocument:
     )
 
 
+def manifest_of(**changes: Any) -> Manifest:
+    """The manifest of a checkpoint without shards."""
+    trainer = ManifestObject(name="trainer.json", bytes=1, sha256="")
+    usual: dict[str, Any] = {"run_id": RUN, "attempt": 1, "step": 5, "state_sha256": "s", "trainer": trainer}
+    return Manifest(**{"version": MANIFEST_VERSION, "shards": (), **usual, **changes})
+
+
 def open_run(store: ObjectStore) -> RunLog:
     log = run_log(store)
     log.append(lambda state: opened() if state.opened is None else None, writer=writer())
@@ -131,6 +159,24 @@ def stage(store: ObjectStore, *, step: int, attempt: int, shard_bytes: int = 16)
         trainer=trainer_document(step),
         uploads=UploadOptions(shard_bytes=shard_bytes),
     )
+
+
+def stage_records(store: ObjectStore, *records: TensorRecord, **uploads: int) -> StagedCheckpoint:
+    """Stage these tensors as the weights of step 5."""
+    return stage_checkpoint(
+        store,
+        target=CheckpointTarget(run_id=RUN, attempt=1, prefix=f"runs/{RUN}/checkpoints/p"),
+        groups=(TensorGroup(name="weights", records=records),),
+        trainer=trainer_document(5),
+        uploads=UploadOptions(**uploads),
+    )
+
+
+def flip_bit(store: ObjectStore, key: str) -> None:
+    """Turn over one bit in the middle of an object."""
+    data = bytearray(store.read(key))
+    data[len(data) // 2] ^= 1
+    store.write(key, bytes(data))
 
 
 def commit(log: RunLog, staged: StagedCheckpoint) -> RunState:
@@ -164,6 +210,13 @@ def laid_out(store: ObjectStore, *steps: int) -> RunLog:
     copy_objects(made, store)
     log = run_log(store)
     log.refresh()
+    return log
+
+
+def ended_run(*steps: int) -> RunLog:
+    """A run in memory with these commits, whose attempt has ended."""
+    log = laid_out(MemoryStore("test"), *steps)
+    log.append(lambda state: ended(1), writer=writer())
     return log
 
 
@@ -205,10 +258,11 @@ def check_invariants(store: ObjectStore, acknowledged: set[str]) -> RunState:
     return state
 
 
-def append_as_a_newer_program(store: ObjectStore, *, run: str = RUN, **changed: object) -> None:
+def append_as_a_newer_program(
+    store: ObjectStore, *, log: str = LOG, kinds: Mapping[str, type] = RUN_KINDS, **changed: object
+) -> None:
     """Append an entry that this program cannot understand."""
-    log = f"runs/{run}/log"
-    last = newest_entry(entry_log(store, log))
+    last = newest_entry(entry_log(store, log, kinds))
     assert last is not None
     document = msgspec.json.decode(store.read(f"{log}/{entry_name(last.entry.seq)}"))
     document |= {"seq": last.entry.seq + 1, "prev": last.sha256, "write_id": "new", **changed}

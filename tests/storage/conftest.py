@@ -1,8 +1,8 @@
 """Every kind of store under one name; every test of the log and of checkpoints runs on each.
 
-`s3` is the emulator of the default suite, `ceph` the real gateway of `make test-s3`. Of files in which the kind of
-store decides little, the default suite tries one case in four on the emulator; the slow part and the gateway have all.
-`gs` and `az` are fakes: of files in which the kind decides much it tries all on them, of the others one case in eight.
+`s3` is the emulator of the default suite, `ceph` the real gateway of `make test-s3`, `gs` and `az` are fakes. Of files
+in which the kind of store decides much, the default suite tries every case on all of them; of the others one case in
+four on the emulator and one in eight on the fakes. The slow part and the gateway have all.
 """
 
 import uuid
@@ -20,21 +20,18 @@ from tests.memory_store import MemoryStore
 from tests.s3.servers import CEPH, S3Server, s3_server
 
 FOLDER = Path(__file__).parent
-SHARED = frozenset(map(FOLDER.joinpath, ("test_sweep.py", "test_resume_point.py", "test_hostile_store.py")))
 OWN = frozenset(map(FOLDER.joinpath, ("test_object_store.py", "test_races.py", "test_store_probe.py")))
+SHARES = ((("s3",), 4), (CLOUDS, 8))
 
 
 @pytest.hookimpl(tryfirst=True)  # before the cases that are marked slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what the default suite leaves to the slow part."""
-    cases = [item for item in items if item.path in SHARED and hasattr(item, "callspec")]
-    for number, item in enumerate(item for item in cases if item.callspec.params.get("store") == "s3"):
-        if number % share_of(4):
-            item.add_marker(pytest.mark.slow)
-    clouds = (item for item in items if item.path.parent == FOLDER and _store_of(item) in CLOUDS)
-    for number, item in enumerate(item for item in clouds if item.path not in OWN):
-        if number % share_of(8):
-            item.add_marker(pytest.mark.slow)
+    shared = [item for item in items if item.path.parent == FOLDER and item.path not in OWN]
+    for kinds, one_in in SHARES:
+        for number, item in enumerate(item for item in shared if _store_of(item) in kinds):
+            if number % share_of(one_in):
+                item.add_marker(pytest.mark.slow)
 
 
 def _store_of(item: pytest.Item) -> str:

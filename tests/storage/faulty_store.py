@@ -45,6 +45,12 @@ _CHANGES = frozenset({"create", "write", "write_stream", "delete", "discard"})
 _TORN = frozenset({Fault.TORN_ERROR, Fault.TORN_DEATH})
 
 
+def delete_one_by_one(store: Any, keys: Iterable[str]) -> None:
+    """The `delete_all` of a server: it can fail, and others can come, between any two."""
+    for key in keys:
+        store.delete(key)
+
+
 @dataclass
 class FaultyStore:
     """Wraps `inner`; operation number `at` (from 0) fails as `fault` says; `at=None` only counts.
@@ -70,10 +76,7 @@ class FaultyStore:
             return value
         return lambda *args, **named: self._operate(name, value, args, named)
 
-    def delete_all(self, keys: Iterable[str]) -> None:
-        """A server deletes one after the other: it can fail, and others can come, between any two."""
-        for key in keys:
-            self.delete(key)
+    delete_all = delete_one_by_one
 
     def _operate(self, name: str, operation: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         number = len(self.operations)
@@ -124,10 +127,7 @@ class ArrivingStore:
         value = getattr(self.inner, name)
         return partial(self._operate, value) if callable(value) else value
 
-    def delete_all(self, keys: Iterable[str]) -> None:
-        """A server deletes one after the other: it can fail, and others can come, between any two."""
-        for key in keys:
-            self.delete(key)
+    delete_all = delete_one_by_one
 
     def _operate(self, operation: Callable[..., Any], *args: Any, **named: Any) -> Any:
         if self.seen == self.at:

@@ -298,11 +298,8 @@ def test_a_run_that_asks_for_a_newer_writer_is_read_and_not_written(store: Objec
 def test_a_registry_with_an_entry_of_a_newer_program_is_read_and_not_written(store: ObjectStore) -> None:
     log = entry_log(store, "models/champion/log", MODEL_KINDS)
     decision = RolledBack(alias="champion", manifest_sha256=None, by="me", why="")
-    first = log.append(decision, after=None, writer=writer())
-    document = msgspec.json.decode(store.read(f"models/champion/log/{entry_name(0)}"))
-    assert first is not None
-    document |= {"seq": 1, "prev": first.sha256, "kind": "blessed", "write_id": "new", "checksum": None}
-    store.create(f"models/champion/log/{entry_name(1)}", encode_entry(document))
+    log.append(decision, after=None, writer=writer())
+    append_as_a_newer_program(store, log=log.prefix, kinds=MODEL_KINDS, kind="blessed")
     registry = Registry(store, "champion")
     assert len(registry.refresh().history) == 1
     with pytest.raises(WriterTooOld, match="seq 1 is a blessed"):

@@ -27,9 +27,7 @@ from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig, 
 from tests import entries
 from tests.entries import ended, gone_placement, placement, started, writer
 from tests.fabricated_run import FabricatedRun
-from tests.memory_store import MemoryStore
-from tests.protocol.processes import break_object
-from tests.storage.builders import RUN, laid_out, no_sleep
+from tests.storage.builders import RUN, ended_run, flip_bit, no_sleep
 from tests.storage.faulty_store import Death
 
 FORK = "twin"
@@ -39,9 +37,7 @@ KEEPS_TWO = {"checkpoint": {"keep_last": 2}}
 @pytest.fixture
 def parent() -> RunLog:
     """A run with two commits whose attempt has ended."""
-    log = laid_out(MemoryStore("test"), 10, 20)
-    log.append(lambda state: ended(1), writer=writer())
-    return log
+    return ended_run(10, 20)
 
 
 def body_of(parent: RunLog, *, step: int = 10, **changes: Any) -> RunOpened:
@@ -180,7 +176,7 @@ def grow(parent: RunLog, *steps: int) -> FabricatedRun:
 
 def break_commits(child: FabricatedRun) -> None:
     for record in child.log.state.readable:
-        break_object(child.log.store, f"{record.committed.prefix}/manifest.json")
+        flip_bit(child.log.store, f"{record.committed.prefix}/manifest.json")
 
 
 def claim_again(log: RunLog) -> CheckpointReference | None:
@@ -239,7 +235,7 @@ def test_a_fork_whose_beginning_is_deleted_does_not_claim_it(parent: RunLog) -> 
 def test_a_fork_whose_beginning_is_damaged_does_not_claim_it(parent: RunLog) -> None:
     child = grow(parent, 12, 14)
     break_commits(child)
-    break_object(parent.store, f"{parent.state.checkpoints[0].committed.prefix}/manifest.json")
+    flip_bit(parent.store, f"{parent.state.checkpoints[0].committed.prefix}/manifest.json")
     with pytest.raises(NothingReadable, match=r"which cannot be read: .*; nothing is left to start over from"):
         claim_again(child.log)
     assert len(parent.refresh().pins) == 1, "that of the fork's maker"

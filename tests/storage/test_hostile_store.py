@@ -1,7 +1,7 @@
 """A store somebody else can write to: what lies there under a foreign name, or is larger than anything of ours."""
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,6 @@ from tests.storage.builders import (
     commit,
     committed,
     forge,
-    laid_out,
     newest_entry,
     open_run,
     run_log,
@@ -160,12 +159,6 @@ def test_step_records_of_any_size_are_refused_in_bounded_memory(tmp_path: Path) 
     assert 0 < read[0] <= 2**31
 
 
-def test_memory_is_bounded_alike() -> None:
-    store = MemoryStore()
-    store.write("a", bytes(10))
-    assert list(store.read_chunks("a")) == [bytes(10)]
-
-
 @pytest.mark.unsound_log
 @pytest.mark.parametrize(
     "prefix",
@@ -181,10 +174,9 @@ def test_memory_is_bounded_alike() -> None:
     ],
 )
 @pytest.mark.parametrize("is_superseded", [True, False], ids=["superseded", "committed"])
-def test_a_sweep_deletes_nothing_but_checkpoints_of_its_own_run(
-    store: ObjectStore, prefix: str, is_superseded: bool
-) -> None:
-    log = laid_out(store, 5, 10)
+def test_a_sweep_deletes_nothing_but_checkpoints_of_its_own_run(prefix: str, is_superseded: bool) -> None:
+    store = MemoryStore()
+    log = run_with_commits(store, 5, 10)
     for key in (
         "runs/other/checkpoints/step-00000005-attempt-0001/manifest.json",
         "models/champion/log/9999999999.json",
@@ -194,8 +186,7 @@ def test_a_sweep_deletes_nothing_but_checkpoints_of_its_own_run(
     forge(store, hostile, attempt=1)
     commit(log, stage(store, step=20, attempt=1))
     if is_superseded:
-        named = {name: getattr(hostile, name) for name in ("step", "attempt", "prefix", "manifest_sha256")}
-        forge(store, CheckpointSuperseded(why="hostile", **named))
+        forge(store, CheckpointSuperseded(why="hostile", **asdict(hostile.reference)))
     before = {key for key in store.keys("runs") if "/log/" not in key} | set(store.keys("models"))
     with pytest.raises(IntegrityError, match="is not a checkpoint folder of run r1"):
         sweep(run_log(store), give_up_all, writer=writer())

@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,30 +69,23 @@ def test_a_system_without_such_renames_is_refused_too(tmp_path: Path, monkeypatc
         LocalStore(tmp_path).create("a/b", b"x")
 
 
-@names
-def test_a_file_system_without_hard_links_refuses_an_entry_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    exclude_nothing(monkeypatch, number)
-    with pytest.raises(StoreRefused, match=r"makes no hard links, which .*; choose another --store"):
-        LocalStore(tmp_path).create("a/b", b"x")
+ASKING: dict[str, tuple[type[StoreRefused], Callable[[Path], object]]] = {
+    "an entry": (StoreRefused, lambda folder: LocalStore(folder).create("a/b", b"x")),
+    "the probe": (StoreUnsound, lambda folder: probe_store(LocalStore(folder))),
+    "a look where no store is yet": (StoreUnsound, lambda folder: require_links(LocalStore(folder / "not" / "there"))),
+}
 
 
 @names
-def test_the_probe_speaks_of_links_on_a_file_system_and_not_of_http(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+@pytest.mark.parametrize("asking", ASKING)
+def test_a_file_system_without_hard_links_is_refused_in_words_of_file_systems_and_not_of_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, asking: str
 ) -> None:
     exclude_nothing(monkeypatch, number)
-    with pytest.raises(StoreUnsound, match="makes no hard links") as refused:
-        probe_store(LocalStore(tmp_path))
+    kind, ask = ASKING[asking]
+    with pytest.raises(kind, match=r"makes no hard links, which .*; choose another --store") as refused:
+        ask(tmp_path)
     assert "If-None-Match" not in str(refused.value)
-
-
-@names
-def test_a_look_without_a_store_finds_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    exclude_nothing(monkeypatch, number)
-    with pytest.raises(StoreUnsound, match="makes no hard links"):
-        require_links(LocalStore(tmp_path / "not" / "there" / "yet"))
 
 
 def test_a_look_where_links_are_made_leaves_nothing(tmp_path: Path) -> None:

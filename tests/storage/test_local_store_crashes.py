@@ -1,7 +1,7 @@
 """Death between the operating system's calls inside one local operation: the object is whole or absent."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -39,96 +39,73 @@ class Mortal:
         return counted
 
 
-def outcomes(tmp_path: Path, operation: Callable[[LocalStore], object], *, after: bool) -> list[bytes | None]:
-    """What a fresh reader finds under `a/b` after death at each call of the operation in turn."""
-    found: list[bytes | None] = []
+def deaths(
+    folder: Path, operation: Callable[[LocalStore], object], *, before: Callable[[LocalStore], object], after: bool
+) -> Iterator[LocalStore]:
+    """Yield the store as a fresh reader finds it after death at each call of the operation in turn."""
     for at in count():
-        root = tmp_path / f"{after}-{at}"
-        root.mkdir()
+        store = LocalStore(folder / f"{after}-{at}")
+        before(store)
         with pytest.MonkeyPatch.context() as patch, suppress(Death):
             mortal = Mortal(patch, at, after=after)
-            operation(LocalStore(root))
+            operation(store)
         if not mortal.dead:
-            return found
-        reader = LocalStore(root)
-        names = reader.keys("a")
-        assert names in ([], ["a/b"])
-        found.append(reader.read("a/b") if names else None)
-    raise AssertionError
+            return
+        yield LocalStore(folder / f"{after}-{at}")
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+moments = pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+
+
+@moments
+@pytest.mark.parametrize("old", [None, b"old"], ids=["new", "overwritten"])
 @pytest.mark.parametrize(
-    "operation",
+    ("name", "operation"),
     [
-        pytest.param(lambda store: store.create("a/b", b"whole"), id="create"),
-        pytest.param(lambda store: store.write("a/b", b"whole"), id="write"),
-        pytest.param(lambda store: store.write_stream("a/b", [b"wh", b"ole"]), id="write_stream"),
+        pytest.param("create", lambda store: store.create("a/b", b"whole"), id="create"),
+        pytest.param("write", lambda store: store.write("a/b", b"whole"), id="write"),
+        pytest.param("write", lambda store: store.write_stream("a/b", [b"wh", b"ole"]), id="write_stream"),
     ],
 )
-def test_death_at_any_system_call_leaves_the_object_whole_or_absent(
-    tmp_path: Path, operation: Callable[[LocalStore], object], after: bool
+def test_death_at_any_system_call_leaves_the_object_whole_or_as_it_was(
+    tmp_path: Path, name: str, operation: Callable[[LocalStore], object], old: bytes | None, after: bool
 ) -> None:
-    found = outcomes(tmp_path, operation, after=after)
-    assert set(found) == {None, b"whole"}
+    found = list[bytes | None]()
+    for reader in deaths(tmp_path, operation, before=lambda store: old and store.write("a/b", old), after=after):
+        names = reader.keys("a")
+        assert names in ([], ["a/b"]) and (reader.first("a") is None) == (names == [])
+        found.append(reader.read("a/b") if names else None)
+    assert set(found) == ({old} if old and name == "create" else {old, b"whole"})
     assert len(found) >= 4
 
 
-def test_death_while_overwriting_leaves_the_old_bytes_or_the_new(tmp_path: Path) -> None:
-    def overwrite(store: LocalStore) -> None:
-        store.write("a/b", b"new")
-
-    seen = set()
-    for at in count():
-        root = tmp_path / str(at)
-        LocalStore(root).write("a/b", b"old")
-        with pytest.MonkeyPatch.context() as patch, suppress(Death):
-            mortal = Mortal(patch, at, after=True)
-            overwrite(LocalStore(root))
-        if not mortal.dead:
-            break
-        seen.add(LocalStore(root).read("a/b"))
-    assert seen == {b"old", b"new"}
-
-
-def test_leftovers_of_a_dead_writer_are_seen_by_no_reader(tmp_path: Path) -> None:
+def test_what_a_dead_writer_leaves_has_a_name_that_no_reader_sees(tmp_path: Path) -> None:
     left = list[str]()
-    for at in count():
-        store = LocalStore(tmp_path / str(at))
-        with pytest.MonkeyPatch.context() as patch, suppress(Death):
-            mortal = Mortal(patch, at, after=True)
-            store.create("a/b", b"whole")
-        if not mortal.dead:
-            break
-        if not (tmp_path / str(at) / "a" / "b").exists():
-            left += [path.name[:3] for path in (tmp_path / str(at)).glob("a/.*")]
-            assert (store.keys("a"), store.first("a")) == ([], None)
+    create: Callable[[LocalStore], object] = lambda store: store.create("a/b", b"whole")  # noqa: E731
+    for reader in deaths(tmp_path, create, before=lambda store: None, after=True):
+        left += [write.token[:3] for write in reader.unfinished("a")] if reader.first("a") is None else []
     assert ".b." in left
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@moments
 def test_death_at_any_system_call_of_a_commit_leaves_the_old_or_the_new_newest(
     tmp_path: Path, after: bool, record_property: Callable[[str, object], None]
 ) -> None:
-    seen = set()
-    for at in count():
-        store = LocalStore(tmp_path / str(at))
-        old = run_with_commits(store, 5).state.newest_committed
-        assert old is not None
-        with pytest.MonkeyPatch.context() as patch, suppress(Death):
-            mortal = Mortal(patch, at, after=after)
-            commit(run_log(store), stage(store, step=10, attempt=1))
-        if not mortal.dead:
-            break
-        newest = check_invariants(store, {old.committed.prefix}).newest_committed
+    seen = list[int]()
+    old, new = (f"runs/{RUN}/checkpoints/step-{name}" for name in ("00000005-attempt-0001", "00000010-attempt-0002"))
+
+    def commit_10(store: LocalStore, attempt: int = 1) -> None:
+        commit(run_log(store), stage(store, step=10, attempt=attempt))
+
+    for store in deaths(tmp_path, commit_10, before=lambda store: run_with_commits(store, 5), after=after):
+        newest = check_invariants(store, {old}).newest_committed
         assert newest is not None
-        seen.add(newest.committed.step)
-        log = run_log(store)
-        commit(log, stage(store, step=10, attempt=claim(log)))
-        check_invariants(store, {old.committed.prefix, f"runs/{RUN}/checkpoints/step-00000010-attempt-0002"})
-    record_property("cases", at)
-    assert seen == {5, 10}
-    assert at > 30
+        seen.append(newest.committed.step)
+        commit_10(store, claim(run_log(store)))
+        check_invariants(store, {old, new})
+    record_property("cases", len(seen))
+    assert set(seen) == {5, 10}
+    assert len(seen) > 30
 
 
 @pytest.mark.linux  # /proc tells a file descriptor of a folder from one of a file

@@ -1,10 +1,10 @@
-"""An fsync that fails: what it should have made durable is not acknowledged, whatever the page cache shows."""
+"""System calls that fail: what a failed fsync should have made durable is not acknowledged, whatever a reader sees."""
 
 import errno
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -129,6 +129,14 @@ def commit_as_a_run_does(store: LocalStore, acknowledged: set[str]) -> None:
     acknowledged.add(staged.prefix)
 
 
+def require_that_the_run_goes_on(store: LocalStore, acknowledged: set[str]) -> None:
+    """What was acknowledged is there, and another attempt commits."""
+    check_invariants(store, acknowledged)
+    log = run_log(store)
+    commit(log, stage(store, step=10, attempt=claim(log)))
+    check_invariants(store, acknowledged)
+
+
 @pytest.mark.parametrize("power", ["stays", "is-cut"])
 def test_a_failed_fsync_anywhere_in_a_commit_acknowledges_nothing_that_may_be_lost(tmp_path: Path, power: str) -> None:
     outcomes = list[bool]()
@@ -144,9 +152,45 @@ def test_a_failed_fsync_anywhere_in_a_commit_acknowledges_nothing_that_may_be_lo
         outcomes.append(len(acknowledged) == 2)
         if power == "is-cut":
             disk.cut_power()
-        check_invariants(store, acknowledged)
-        log = run_log(store)
-        commit(log, stage(store, step=10, attempt=claim(log)))
-        check_invariants(store, acknowledged)
+        require_that_the_run_goes_on(store, acknowledged)
     assert outcomes == [True] * (len(outcomes) - 1) + [False]
     assert len(outcomes) > 10
+
+
+def fail_once(patch: pytest.MonkeyPatch, names: Sequence[str], at: int) -> list[int]:
+    """Have the call number `at` of these fail; returns the errors, of which there is none if fewer calls are made."""
+    numbers, errors = count(), list[int]()
+
+    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            if next(numbers) == at:
+                errors.append((errno.EIO, errno.ENOSPC)[at % 2])
+                raise OSError(errors[0], os.strerror(errors[0]))
+            return call(*arguments, **named)
+
+        return counted
+
+    for name in names:
+        patch.setattr(os, name, wrapped(getattr(os, name)))
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("names", "least"),
+    [(("open",), 12), (("write", "writev"), 5), (("link",), 1), (("replace",), 5), (("mkdir",), 1)],
+    ids=["open", "write", "link", "rename", "mkdir"],
+)
+def test_a_commit_one_of_whose_system_calls_fails_loses_nothing_acknowledged(
+    tmp_path: Path, names: tuple[str, ...], least: int
+) -> None:
+    for at in count():
+        store = LocalStore(tmp_path / str(at))
+        acknowledged = {record.committed.prefix for record in run_with_commits(store, 5).state.readable}
+        with pytest.MonkeyPatch.context() as patch:
+            errors = fail_once(patch, names, at)
+            with suppress(StorageError):
+                commit_as_a_run_does(store, acknowledged)
+        if not errors:
+            break
+        require_that_the_run_goes_on(store, acknowledged)
+    assert at >= least and len(acknowledged) == 2, "without a failure it commits"

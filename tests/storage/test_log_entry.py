@@ -1,4 +1,4 @@
-"""An entry survives its own codec; anything else is refused by name, never by surprise."""
+"""An entry survives its own codec; anything else is refused by name. Drawn bytes and values: test_parser_fuzz.py."""
 
 import json
 from datetime import UTC, datetime
@@ -12,28 +12,28 @@ from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import LAST_SEQ, Entry, decode_entry, encode_entry, entry_name, seq_of
 from cairn.storage.logs.run_entries import RUN_KINDS
 from cairn.storage.stores.codec import MAX_DOCUMENT_BYTES, encode
-from tests.entries import ended, evaluated, started
-from tests.storage.builders import committed, entry, opened
+from tests.entries import started
+from tests.storage.builders import bodies, entry, opened
 
-BODIES = [opened(), started(1), committed(5, 1), ended(1), evaluated(5, 1.5)]
+each_body = pytest.mark.parametrize("body", bodies(), ids=lambda body: type(body).__name__)
 
 
 def decoded(data: bytes) -> Entry:
     return decode_entry(data, RUN_KINDS, where="here")
 
 
-def document(of: object = None, /, **changed: object) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(encode(entry(of or started(1), attempt=1)))
+def document(**changed: object) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(encode(entry(started(1), attempt=1)))
     return {**fields, **changed}
 
 
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+@each_body
 def test_an_entry_reads_back_as_it_was(body: object) -> None:
     written = entry(body, attempt=1, seq=7)
     assert decoded(encode(written)) == written
 
 
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+@each_body
 def test_equal_entries_have_equal_bytes(body: object) -> None:
     assert encode(decoded(encode(entry(body)))) == encode(entry(body))
 
@@ -88,10 +88,7 @@ def test_a_field_from_the_future_is_ignored() -> None:
     "data",
     [
         pytest.param(b"", id="nothing"),
-        pytest.param(b"\xff\xfe", id="not-utf-8"),
         pytest.param(b"null", id="null"),
-        pytest.param(b"[" * 100_000, id="deep"),
-        pytest.param(b"{" * 100_000, id="deep-objects"),
         pytest.param(b" " * (MAX_DOCUMENT_BYTES + 1), id="huge"),
         pytest.param(encode(entry(opened()))[:-20], id="torn"),
         pytest.param(b'{"body":' + b"[" * 100_000 + b"]" * 100_000 + b"}", id="deep-body"),
@@ -115,46 +112,6 @@ def test_a_field_from_the_future_is_ignored() -> None:
 def test_a_malformed_entry_is_refused_and_named(data: bytes) -> None:
     with pytest.raises(IntegrityError, match="here"):
         decoded(data)
-
-
-def only_integrity_errors(data: bytes) -> None:
-    try:
-        decoded(data)
-    except IntegrityError:
-        return
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.binary(max_size=64))
-def test_arbitrary_bytes_raise_nothing_but_an_integrity_error(data: bytes) -> None:
-    only_integrity_errors(data)
-
-
-@given(st.sampled_from(sorted(document())), JSON, st.sampled_from(BODIES))
-def test_any_value_in_any_field_raises_nothing_but_an_integrity_error(name: str, value: object, body: object) -> None:
-    only_integrity_errors(json.dumps(document(body, **{name: value})).encode())
-
-
-@given(st.data(), JSON, st.sampled_from(BODIES))
-def test_any_value_in_any_field_of_any_body_raises_nothing_but_an_integrity_error(
-    data: st.DataObject, value: object, body: object
-) -> None:
-    fields = document(body)
-    fields["body"][data.draw(st.sampled_from(sorted(fields["body"])))] = value
-    only_integrity_errors(json.dumps(fields).encode())
-
-
-@given(st.data())
-def test_a_changed_byte_raises_nothing_but_an_integrity_error(data: st.DataObject) -> None:
-    real = bytearray(encode(entry(committed(5, 1), attempt=1)))
-    real[data.draw(st.integers(0, len(real) - 1))] = data.draw(st.integers(0, 255))
-    only_integrity_errors(bytes(real))
 
 
 def test_times_are_written_in_utc() -> None:

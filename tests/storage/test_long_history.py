@@ -4,14 +4,18 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from cairn.reports.queries.run_lookup import find_run
+from cairn.reports.queries.run_status import list_runs, read_status
 from cairn.storage.checkpoints.resume_point import newest_verified
 from cairn.storage.logs import fold_cache
 from cairn.storage.logs import run_log as run_log_module
-from cairn.storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
+from cairn.storage.logs.log_entry import EntryLog
+from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
 from cairn.storage.logs.run_log import RunLog, fold
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore
@@ -19,7 +23,7 @@ from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.settings import CheckpointConfig
 from tests.entries import ended, evaluated, started, writer
 from tests.memory_store import MemoryStore
-from tests.storage.builders import RUN, claim, commit, committed, copy_objects, open_run, run_log, stage
+from tests.storage.builders import LOG, RUN, claim, commit, committed, copy_objects, open_run, run_log, stage
 from tests.storage.faulty_store import FaultyStore
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
@@ -91,6 +95,22 @@ def test_a_long_log_opens_in_a_bounded_number_of_requests(store: MemoryStore) ->
     state = run_log(counting).refresh()  # type: ignore[arg-type]
     assert state.commits == COMMITS
     assert len(counting.operations) <= FOLD_EVERY + 4
+
+
+@pytest.mark.parametrize("read", [lambda store: read_status(find_run(store, RUN)), list_runs], ids=["status", "runs"])
+def test_the_verbs_that_read_a_long_run_need_a_bounded_number_of_requests(
+    store: MemoryStore, read: Callable[[Any], object]
+) -> None:
+    counting = FaultyStore(store)
+    assert str(COMMITS * 10) in str(read(counting))
+    assert len(counting.operations) <= FOLD_EVERY + 6
+
+
+def test_a_reader_far_behind_reads_ahead_in_one_listing(store: MemoryStore) -> None:
+    counting: Any = FaultyStore(store)
+    entries = list(EntryLog(store=counting, prefix=LOG, kinds=RUN_KINDS).read_after(None))
+    assert [read.entry.seq for read in entries] == list(range(len(entries)))
+    assert len(counting.operations) <= len(entries) + 4
 
 
 def test_the_head_of_the_cache_does_not_grow_with_the_log(store: MemoryStore) -> None:

@@ -10,15 +10,12 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.settings import CheckpointConfig
 from tests.memory_store import MemoryStore
-from tests.storage.builders import commit, copy_objects, run_log, run_with_commits, stage
+from tests.storage.builders import commit, copy_objects, promoted, run_log, run_with_commits, stage
 from tests.storage.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.xdist_group("long-registry")
 
-PROMOTED = Promoted(
-    alias="champion", run_id="other", step=5, prefix="p", manifest_sha256="m", suite_sha256="s", data_snapshot="d",
-    metrics={"val_loss": 1.5}, by="somebody", why="better", previous=None,
-)  # fmt: skip
+PROMOTED = promoted(5, run_id="other")
 REFUSED = Refused(alias="champion", run_id="other", step=5, manifest_sha256="m", gate="better", detail="no", by="test")
 
 
@@ -72,19 +69,11 @@ def test_a_part_of_a_registrys_cache_that_is_missing_is_replaced_by_the_entries(
     assert Registry(store, "champion").refresh() == state
 
 
-def test_a_sweep_caches_a_long_registry_that_nobody_cached() -> None:
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_sweep_caches_a_long_registry_that_nobody_cached_unless_it_is_a_dry_run(dry_run: bool) -> None:
     store = MemoryStore()
     log = run_with_commits(store, 10, 20)
     decided(store, 50)
     store.delete("models/champion/fold.json")
-    sweep_run(log, CheckpointConfig(), "s")
-    assert store.size("models/champion/fold.json")
-
-
-def test_a_dry_run_of_a_sweep_writes_no_cache() -> None:
-    store = MemoryStore()
-    log = run_with_commits(store, 10, 20)
-    decided(store, 50)
-    store.delete("models/champion/fold.json")
-    sweep_run(log, CheckpointConfig(), "s", dry_run=True)
-    assert store.size("models/champion/fold.json") is None
+    sweep_run(log, CheckpointConfig(), "s", dry_run=dry_run)
+    assert (store.size("models/champion/fold.json") is None) == dry_run

@@ -49,6 +49,14 @@ def test_a_remote_store_is_patient_and_says_where_it_is(url: str) -> None:
     assert store.url == url
 
 
+@pytest.mark.parametrize(
+    ("url", "meant"), [("s3:/bucket/x", "s3://bucket/x"), ("gs:/bucket/of:/x", "gs://bucket/of:/x")]
+)
+def test_an_address_with_one_slash_is_refused_with_the_one_that_is_meant(url: str, meant: str) -> None:
+    with pytest.raises(StorageError, match=rf"did you mean {meant}\? For a folder of that name: \./{url}$"):
+        open_store(url)
+
+
 def test_an_empty_url_is_refused() -> None:
     with pytest.raises(StorageError, match="must be a folder or a URL"):
         open_store("")

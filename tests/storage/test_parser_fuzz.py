@@ -14,19 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.storage.checkpoints.payload import (
-    MANIFEST_VERSION,
-    Manifest,
-    ManifestObject,
-    ManifestShard,
-    TensorDigest,
-    TrainerDocument,
-    decode_manifest,
-)
+from cairn.storage.checkpoints.payload import ManifestShard, TensorDigest, TrainerDocument, decode_manifest
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.fold_cache import decode_history, encode_history
 from cairn.storage.logs.log_entry import decode_entry
-from cairn.storage.logs.registry import MODEL_KINDS, Promoted
+from cairn.storage.logs.registry import MODEL_KINDS
 from cairn.storage.logs.run_entries import RUN_KINDS
 from cairn.storage.logs.run_log import fold
 from cairn.storage.logs.run_state import RunState
@@ -36,13 +28,11 @@ from cairn.storage.snapshots.snapshot_manifest import (
     SnapshotGroup,
     SnapshotManifest,
     SnapshotObject,
-    SnapshotSource,
-    SnapshotSplits,
-    SplitSize,
 )
 from cairn.storage.stores.codec import decode, encode
-from tests.entries import ended, evaluated, started
-from tests.storage.builders import committed, entry, opened, trainer_document
+from tests.cairn.hostile_store import change, places
+from tests.storage.builders import bodies, entry, manifest_of, promoted, trainer_document
+from tests.storage.staged_snapshot import manifest_of as snapshot_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +48,7 @@ def of_record(record_type: type, *real: Any) -> Parser:
     return Parser(decode=lambda data: decode(data, record_type, where="here"), encode=encode, real=real)
 
 
-MANIFEST = Manifest(
-    version=MANIFEST_VERSION,
-    run_id="r1",
-    attempt=1,
-    step=5,
-    state_sha256="s",
-    trainer=ManifestObject(name="trainer.json", bytes=7, sha256="a" * 64),
+MANIFEST = manifest_of(
     shards=(
         ManifestShard(
             name="weights-00001-of-00001.safetensors",
@@ -78,41 +62,22 @@ MANIFEST = Manifest(
         ),
     ),
 )
-SNAPSHOT = SnapshotManifest(
-    version=1,
-    tokenizer_sha256="t",
-    vocab_size=256,
-    end_of_text_id=0,
-    val_fraction=0.1,
-    splits=SnapshotSplits(
-        train=SplitSize(documents=1, tokens=9, bytes=9), val=SplitSize(documents=1, tokens=1, bytes=1)
-    ),
-    sources=(SnapshotSource(name="a.txt", bytes=10, sha256="a", unit="file", documents=2),),
+SNAPSHOT = replace(
+    snapshot_of(train=9, val=1),
     objects=(SnapshotObject(key="train-00000.arrow", bytes=18, sha256="b", tokens=9),),
     rejected=(RejectedCount(kind="not-utf8", documents=1),),
     groups=(SnapshotGroup(name="a.txt", sources=1, train_tokens=9, val_tokens=1),),
 )
-PROMOTED = Promoted(
-    alias="champion", run_id="r1", step=5, prefix="p", manifest_sha256="m", suite_sha256="s", metrics={"val_loss": 1.5},
-    data_snapshot="d", by="somebody", why="better", previous=None,
-)  # fmt: skip
-ENTRIES = tuple(
-    entry(body, attempt=1, seq=n)
-    for n, body in enumerate([opened(), started(1), committed(5, 1), evaluated(5, 1.0), ended(1)])
-)
+ENTRIES = tuple(entry(body, attempt=1, seq=n) for n, body in enumerate(bodies()))
 PARSERS = {
     "log entry": Parser(decode=partial(decode_entry, kinds=RUN_KINDS, where="here"), encode=encode, real=ENTRIES),
     "registry entry": Parser(
         decode=partial(decode_entry, kinds=MODEL_KINDS, where="here"),
         encode=encode,
-        real=(replace(ENTRIES[0], kind="promoted", body=PROMOTED),),
+        real=(replace(ENTRIES[0], kind="promoted", body=promoted(5)),),
     ),
     "manifest": Parser(decode=partial(decode_manifest, where="here"), encode=encode, real=(MANIFEST,)),
-    "trainer document": Parser(
-        decode=lambda data: decode(data, TrainerDocument, where="here"),
-        encode=encode,
-        real=(trainer_document(5),),
-    ),
+    "trainer document": of_record(TrainerDocument, trainer_document(5)),
     "snapshot manifest": of_record(SnapshotManifest, SNAPSHOT),
     "heartbeat": of_record(Heartbeat, Heartbeat(attempt=1, beat=2, step=3, train_loss=1.5, tokens=4, gpu_seconds=0.5)),
     "folded state": Parser(
@@ -157,65 +122,35 @@ def survives(parser: Parser, data: bytes) -> None:
     assert parser.decode(parser.encode(value)) == value
 
 
-def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where a document has values, the whole of it first."""
-    inner = (
-        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
-    )
-    return [path, *(place for key, value in inner for place in places(value, (*path, key)))]
+def changed_value(parser: Parser, data: st.DataObject) -> bytes:
+    document = json.loads(parser.encode(data.draw(st.sampled_from(parser.real))))
+    place = data.draw(st.sampled_from([(), *places(document)]))
+    if not place:
+        return json.dumps(data.draw(JSON)).encode()
+    change(document, place, data.draw(JSON | st.just(...)))
+    return json.dumps(document).encode()
 
 
-def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """The document with another value, or with none, in that place."""
-    if not path:
-        return value
-    holder = document
-    for key in path[:-1]:
-        holder = holder[key]
-    if value is ...:
-        del holder[path[-1]]
-    else:
-        holder[path[-1]] = value
-    return document
-
-
-def try_bytes(name: str, data: bytes) -> None:
-    survives(PARSERS[name], data)
-
-
-def try_json(name: str, value: Any) -> None:
-    survives(PARSERS[name], json.dumps(value).encode())
-
-
-def try_changed_value(name: str, data: st.DataObject) -> None:
-    document = json.loads(PARSERS[name].encode(data.draw(st.sampled_from(PARSERS[name].real))))
-    place = data.draw(st.sampled_from(places(document)))
-    value = data.draw(JSON | st.just(...)) if place else data.draw(JSON)
-    try_json(name, changed(document, place, value))
-
-
-def try_changed_bytes(name: str, data: st.DataObject) -> None:
-    real = bytearray(PARSERS[name].encode(data.draw(st.sampled_from(PARSERS[name].real))))
+def changed_bytes(parser: Parser, data: st.DataObject) -> bytes:
+    real = bytearray(parser.encode(data.draw(st.sampled_from(parser.real))))
     for _ in range(data.draw(st.integers(1, 3))):
         real[data.draw(st.integers(0, len(real) - 1))] = data.draw(st.integers(0, 255))
-    survives(PARSERS[name], bytes(real[: data.draw(st.integers(0, len(real)) | st.just(len(real)))]))
+    return bytes(real[: data.draw(st.integers(0, len(real)) | st.just(len(real)))])
 
 
-TRIES: dict[str, tuple[Callable[..., None], Any]] = {
-    "bytes": (try_bytes, st.binary(max_size=200)),
-    "json": (try_json, JSON),
-    "a changed value": (try_changed_value, st.data()),
-    "changed bytes": (try_changed_bytes, st.data()),
+TRIES: dict[str, Callable[[Parser, st.DataObject], bytes]] = {
+    "bytes": lambda parser, data: data.draw(st.binary(max_size=200)),
+    "json": lambda parser, data: json.dumps(data.draw(JSON)).encode(),
+    "a changed value": changed_value,
+    "changed bytes": changed_bytes,
 }
 
 
 def fuzz(name: str, how: str, examples: int) -> None:
-    attempt, strategy = TRIES[how]
-
     @settings(max_examples=examples)
-    @given(strategy)
-    def tried(drawn: Any) -> None:
-        attempt(name, drawn)
+    @given(st.data())
+    def tried(data: st.DataObject) -> None:
+        survives(PARSERS[name], TRIES[how](PARSERS[name], data))
 
     tried()
 
@@ -233,36 +168,23 @@ def test_five_thousand_times_it_refuses_by_name_or_reads_what_it_could_write(nam
     fuzz(name, how, 5_000)
 
 
+BREAKING = {
+    "lists": b"[" * 1_000_000,
+    "objects": b'{"a":' * 1_000_000,
+    "closed": b'{"x":' + b"[" * 500_000 + b"]" * 500_000 + b"}",
+    "nan": b'{"a":NaN}',
+    "infinity": b'{"a":Infinity}',
+    "too large": b'{"a":1e999}',
+    "a million digits": b'{"a":' + b"9" * 1_000_000 + b"}",
+    "a surrogate": b'"\\ud800"',
+    "a byte order mark": b"\xef\xbb\xbf{}",
+    "no UTF-8": b"\xff",
+    "two documents": b"{} {}",
+}
+
+
 @every_parser
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"[" * 1_000_000,
-        b'{"a":' * 1_000_000,
-        b'{"x":' + b"[" * 500_000 + b"]" * 500_000 + b"}",
-        b'{"a":NaN}',
-        b'{"a":Infinity}',
-        b'{"a":1e999}',
-        b'{"a":' + b"9" * 1_000_000 + b"}",
-        b'"\\ud800"',
-        b"\xef\xbb\xbf{}",
-        b"\xff",
-        b"{} {}",
-    ],
-    ids=[
-        "lists",
-        "objects",
-        "closed",
-        "nan",
-        "infinity",
-        "too-large",
-        "million-digits",
-        "surrogate",
-        "bom",
-        "ff",
-        "two",
-    ],
-)
+@pytest.mark.parametrize("data", BREAKING.values(), ids=BREAKING)
 @pytest.mark.timeout(60)
 def test_what_breaks_parsers_is_refused_by_name(name: str, data: bytes) -> None:
     try:

@@ -6,16 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
-from cairn.storage.errors import StoreUnsound
 from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.store_probe import probe_store
 from tests.entries import evaluated, started, writer
-from tests.memory_store import MemoryStore
 from tests.processes.waiting import patience_seconds
 from tests.storage.builders import check_invariants, entry_log, newest_entry, open_run, run_log
 
@@ -105,39 +100,3 @@ def test_creating_and_deleting_in_one_folder_at_once_fails_nobody(tmp_path: Path
 
     at_once(8, create_and_delete)
     assert store.keys("busy") == []
-
-
-class Overwriting(MemoryStore):
-    """Ignores the condition, as some servers do."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        self.write(key, data)
-        return True
-
-
-class LateToExclude(MemoryStore):
-    """Looks first and writes then."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        absent = self.size(key) is None
-        if absent:
-            self.write(key, data)
-        return absent
-
-
-class TellsALoserItWon(MemoryStore):
-    """Excludes, but keeps other bytes than the winner's."""
-
-    def read(self, key: str) -> bytes:
-        return b"other " + super().read(key)
-
-
-@pytest.mark.parametrize("unsound", [Overwriting, LateToExclude, TellsALoserItWon])
-def test_the_probe_refuses_a_store_that_does_not_exclude(unsound: type[MemoryStore]) -> None:
-    with pytest.raises(StoreUnsound, match="create-if-absent is not atomic"):
-        probe_store(unsound())
-
-
-def test_the_probe_accepts_a_sound_store_and_leaves_nothing_behind(store: ObjectStore) -> None:
-    probe_store(store)
-    assert store.keys("probe") == []

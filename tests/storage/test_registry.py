@@ -9,22 +9,7 @@ from cairn.storage.errors import StorageError
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, RolledBack, list_aliases
 from cairn.storage.stores.object_store import ObjectStore
 from tests.entries import refusals
-
-
-def promoted(step: int, previous: str | None = None, val_loss: float = 1.0) -> Promoted:
-    return Promoted(
-        alias="champion",
-        run_id="r1",
-        step=step,
-        prefix=f"p{step}",
-        manifest_sha256=f"m{step}",
-        suite_sha256="s",
-        data_snapshot="d",
-        metrics={"val_loss": val_loss},
-        by="test",
-        why="better",
-        previous=previous,
-    )
+from tests.storage.builders import promoted
 
 
 def rolled_back(to: str | None) -> RolledBack:
@@ -87,7 +72,7 @@ def test_a_slower_promotion_whose_gate_now_refuses_changes_nothing(store: Object
 
 def test_a_rollback_goes_back_to_the_champion_before(store: ObjectStore) -> None:
     registry = Registry(store, "champion")
-    for body in (promoted(5), promoted(10, "m5"), rolled_back("m5")):
+    for body in (promoted(5), promoted(10, previous="m5"), rolled_back("m5")):
         registry.append(lambda state, body=body: body)  # type: ignore[misc]
     assert champion_step(store) == 5
 
@@ -109,7 +94,7 @@ def test_a_refusal_is_on_record_and_changes_nothing(store: ObjectStore) -> None:
 
 def test_a_promotion_that_is_not_a_number_is_refused_before_it_is_written(store: ObjectStore) -> None:
     with pytest.raises(StorageError, match="not written"):
-        Registry(store, "champion").append(lambda state: promoted(5, val_loss=float("nan")))
+        Registry(store, "champion").append(lambda state: promoted(5, metrics={"val_loss": float("nan")}))
     assert list_aliases(store) == []
 
 

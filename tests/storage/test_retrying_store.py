@@ -95,3 +95,8 @@ def test_no_try_begins_after_the_total_time() -> None:
     with pytest.raises(StoreUnavailable):
         S3Store(away(99), retry_policy=clock.policy(tries=1000, total_seconds=10)).read("a/b")
     assert clock.now < 10
+
+
+def test_nothing_is_asked_for_where_nothing_is_wanted() -> None:
+    bucket = away(0)
+    assert S3Store(bucket).read_range("a/b", 0, memoryview(bytearray())) == bucket.asked == 0

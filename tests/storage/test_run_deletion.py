@@ -27,10 +27,10 @@ from cairn.tasks.checkpoints.retention import check_deletion, delete_run
 from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from cairn.tasks.errors import GateRefused, InvalidConfiguration, LiveOwner
 from tests import entries
-from tests.entries import ended, gone_placement, placement, started, writer
+from tests.entries import gone_placement, placement, started, writer
 from tests.fabricated_run import fabricate, promote
 from tests.memory_store import MemoryStore
-from tests.storage.builders import RUN, check_invariants, laid_out, run_log, stage
+from tests.storage.builders import RUN, check_invariants, ended_run, laid_out, run_log, stage
 
 CHECKPOINTS = f"runs/{RUN}/checkpoints"
 DELETION = RunDeleted(by="me", why="a first try")
@@ -55,9 +55,7 @@ def delete(log: RunLog) -> SweepReport:
 @pytest.fixture
 def log() -> RunLog:
     """A run whose attempt has ended, with two commits."""
-    log = laid_out(MemoryStore("test"), 10, 20)
-    log.append(lambda state: ended(1), writer=writer())
-    return log
+    return ended_run(10, 20)
 
 
 def promote_step(log: RunLog, step: int, alias: str = "champion") -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,6 +102,19 @@ def test_only_a_step_beyond_the_high_water_mark_is_progress() -> None:
     ]
     state = fold(entry(body, attempt=attempt, seq=seq) for seq, (body, attempt) in enumerate(bodies))
     assert [record.made_progress for record in state.attempts] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("reason", "last_step", "is_doubted"), [("storage", 5, True), ("storage", 6, False), ("lost", 5, False)]
+)
+def test_only_an_attempt_that_ended_for_the_store_before_it_trained_a_step_casts_doubt_on_its_resume_point(
+    reason: str, last_step: int, is_doubted: bool
+) -> None:
+    reference = committed(5, 1).reference
+    bodies = [(started(1), None), (committed(5, 1), 1), (ended(1), None), (started(2, resumed_from=reference), None)]
+    bodies += [(ended(2, reason, last_step=last_step), None)]
+    state = fold(entry(body, attempt=attempt, seq=seq) for seq, (body, attempt) in enumerate(bodies))
+    assert state.is_doubted(reference) is is_doubted
 
 
 def test_a_flow_run_shows_the_open_attempt_and_no_other() -> None:

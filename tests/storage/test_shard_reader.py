@@ -9,20 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.storage.checkpoints.checkpoint import (
-    CheckpointTarget,
-    TensorGroup,
     load_checkpoint,
     open_checkpoint,
     read_tensors,
-    stage_checkpoint,
     verify_checkpoint,
 )
 from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy, WantedBytes, shard_sha256
 from cairn.storage.checkpoints.payload import (
     CHUNK_BYTES,
-    MANIFEST_VERSION,
-    Manifest,
-    ManifestObject,
     ManifestShard,
     TensorDigest,
     TensorRecord,
@@ -30,11 +24,10 @@ from cairn.storage.checkpoints.payload import (
     shard_header,
 )
 from cairn.storage.errors import IntegrityError, ObjectDamaged
-from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.codec import MAX_DOCUMENT_BYTES, encode, sha256
 from tests.memory_store import MemoryStore
-from tests.storage.builders import floats, no_sleep, stage, trainer_document
+from tests.storage.builders import floats, manifest_of, no_sleep, stage, stage_records
 
 ONE_READ = ReadPolicy(tries=1)
 QUICK = ReadPolicy(sleep=no_sleep)
@@ -60,30 +53,18 @@ class CountedStore(MemoryStore):
         return filled
 
 
-def reference_to(staged: StagedCheckpoint) -> CheckpointReference:
-    return CheckpointReference(
-        step=staged.step, attempt=staged.attempt, prefix=staged.prefix, manifest_sha256=staged.manifest_sha256
-    )
-
-
 @pytest.fixture(scope="module")
-def staged_big() -> tuple[CountedStore, CheckpointReference]:
+def staged_big() -> tuple[CountedStore, StagedCheckpoint]:
     """A tensor of three chunks between two small ones."""
     store = CountedStore()
     record = TensorRecord(name="big", dtype="U8", shape=(len(BIG),), data=memoryview(BIG.data))
-    staged = stage_checkpoint(
-        store,
-        target=CheckpointTarget(run_id="r1", attempt=1, prefix="runs/r1/checkpoints/p"),
-        groups=(TensorGroup(name="weights", records=(floats("a", 1, 2), record, floats("c", 3))),),
-        trainer=trainer_document(5),
-    )
-    return store, reference_to(staged)
+    return store, stage_records(store, floats("a", 1, 2), record, floats("c", 3))
 
 
 @pytest.fixture
 def big(
-    staged_big: tuple[CountedStore, CheckpointReference], monkeypatch: pytest.MonkeyPatch
-) -> tuple[CountedStore, CheckpointReference]:
+    staged_big: tuple[CountedStore, StagedCheckpoint], monkeypatch: pytest.MonkeyPatch
+) -> tuple[CountedStore, StagedCheckpoint]:
     """The same, which several threads read."""
     monkeypatch.setattr("cairn.storage.checkpoints.checkpoint._LARGE_BYTES", 0)
     return staged_big
@@ -91,7 +72,7 @@ def big(
 
 def test_one_flipped_bit_anywhere_in_a_checkpoint_is_found_by_whoever_loads_it() -> None:
     store = MemoryStore()
-    reference = reference_to(stage(store, step=5, attempt=1, shard_bytes=1 << 20))
+    reference = stage(store, step=5, attempt=1, shard_bytes=1 << 20)
     positions = 0
     for key in store.keys(reference.prefix):
         sound = store.read(key)
@@ -107,9 +88,7 @@ def test_one_flipped_bit_anywhere_in_a_checkpoint_is_found_by_whoever_loads_it()
 
 
 @pytest.mark.parametrize("position", [0, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 5])
-def test_damage_is_told_with_object_tensor_and_bytes(
-    big: tuple[CountedStore, CheckpointReference], position: int
-) -> None:
+def test_damage_is_told_with_object_tensor_and_bytes(big: tuple[CountedStore, StagedCheckpoint], position: int) -> None:
     store, reference = MemoryStore(), big[1]
     store._objects.update(big[0]._objects)
     key = "runs/r1/checkpoints/p/weights-00001-of-00001.safetensors"
@@ -126,7 +105,7 @@ def test_damage_is_told_with_object_tensor_and_bytes(
 @settings(max_examples=25)
 @given(st.data())
 def test_any_range_of_a_tensor_is_read_as_it_was_written(
-    staged_big: tuple[CountedStore, CheckpointReference], data: st.DataObject
+    staged_big: tuple[CountedStore, StagedCheckpoint], data: st.DataObject
 ) -> None:
     edges = st.sampled_from([0, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, len(BIG)])
     begin, end = sorted([data.draw(edges | st.integers(0, len(BIG))), data.draw(edges)])
@@ -146,7 +125,7 @@ def test_any_range_of_a_tensor_is_read_as_it_was_written(
 
 
 def test_a_reader_asks_for_the_header_and_the_chunks_it_needs_and_for_no_others(
-    big: tuple[CountedStore, CheckpointReference],
+    big: tuple[CountedStore, StagedCheckpoint],
 ) -> None:
     store, reference = big
     opened = open_checkpoint(store, reference)
@@ -159,13 +138,8 @@ def test_a_reader_asks_for_the_header_and_the_chunks_it_needs_and_for_no_others(
 
 def test_small_tensors_side_by_side_are_read_in_one_request() -> None:
     store = CountedStore()
-    staged = stage_checkpoint(
-        store,
-        target=CheckpointTarget(run_id="r1", attempt=1, prefix="runs/r1/checkpoints/p"),
-        groups=(TensorGroup(name="weights", records=tuple(floats(f"w{n:03}", n) for n in range(200))),),
-        trainer=trainer_document(5),
-    )
-    loaded = load_checkpoint(store, reference_to(staged))
+    staged = stage_records(store, *(floats(f"w{n:03}", n) for n in range(200)))
+    loaded = load_checkpoint(store, staged)
     assert [bytes(item.data) for item in loaded.tensors] == [bytes(floats("", n).data) for n in range(200)]
     assert len(store.ranges) == 2
 
@@ -173,14 +147,14 @@ def test_small_tensors_side_by_side_are_read_in_one_request() -> None:
 @pytest.mark.parametrize("wrong", [1, 2])
 def test_what_reads_right_at_a_later_look_is_used(wrong: int) -> None:
     store = CountedStore()
-    reference = reference_to(stage(store, step=5, attempt=1))
+    reference = stage(store, step=5, attempt=1)
     store.wrong = wrong
     assert load_checkpoint(store, reference, read_policy=QUICK).trainer.step == 5
 
 
 def test_what_fails_three_looks_is_damaged() -> None:
     store = CountedStore()
-    reference = reference_to(stage(store, step=5, attempt=1))
+    reference = stage(store, step=5, attempt=1)
     store.wrong = 3
     with pytest.raises(ObjectDamaged, match=r"safetensors: sha256 of header"):
         load_checkpoint(store, reference, read_policy=QUICK)
@@ -188,7 +162,7 @@ def test_what_fails_three_looks_is_damaged() -> None:
 
 def test_a_header_that_names_other_tensors_than_the_manifest_is_refused() -> None:
     store = MemoryStore()
-    reference = reference_to(stage(store, step=5, attempt=1))
+    reference = stage(store, step=5, attempt=1)
     manifest = decode_manifest(store.read(f"{reference.prefix}/manifest.json"), where="")
     first, *others = manifest.shards
     key = f"{reference.prefix}/{first.name}"
@@ -206,7 +180,7 @@ def test_a_header_that_names_other_tensors_than_the_manifest_is_refused() -> Non
 @pytest.mark.parametrize("change", [lambda data: data + b"\0", lambda data: data[:-1]], ids=["longer", "shorter"])
 def test_a_shard_of_another_size_is_refused(change: Callable[[bytes], bytes]) -> None:
     store = MemoryStore()
-    reference = reference_to(stage(store, step=5, attempt=1))
+    reference = stage(store, step=5, attempt=1)
     key = next(key for key in store.keys(reference.prefix) if "weights" in key)
     store.write(key, change(store.read(key)))
     with pytest.raises(ObjectDamaged, match="bytes, must be"):
@@ -230,15 +204,7 @@ def test_the_manifest_of_seventy_billion_parameters_is_a_document_that_is_read()
         ManifestShard(name=f"shard-{n}", bytes=8 + item.bytes, sha256="0" * 64, header_bytes=8, tensors=(item,))
         for n, item in enumerate(tensors)
     )
-    manifest = Manifest(
-        version=MANIFEST_VERSION,
-        run_id="r",
-        attempt=1,
-        step=1,
-        state_sha256="s",
-        trainer=ManifestObject(name="trainer.json", bytes=1, sha256=""),
-        shards=shards,
-    )
+    manifest = manifest_of(shards=shards)
     data = encode(manifest)
     assert sum(item.bytes for item in tensors) > 12 * 65e9 and layers
     assert len(data) < MAX_DOCUMENT_BYTES / 2

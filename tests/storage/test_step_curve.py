@@ -1,8 +1,5 @@
 """The surviving line of a run: what a curve shows after kills and roll-backs."""
 
-from datetime import UTC, datetime
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,21 +8,15 @@ from cairn.storage.logs.run_state import AttemptRecord
 from cairn.storage.logs.step_log import StepRecord, splice
 from tests import entries
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
 
 def attempt(number: int, resumed: int) -> AttemptRecord:
     reference = CheckpointReference(step=resumed, attempt=number - 1, prefix=f"p{resumed}", manifest_sha256="m")
     started = entries.started(number, resumed_from=reference if resumed else None)
-    return AttemptRecord(started=started, started_at=NOON)
+    return AttemptRecord(started=started, started_at=entries.NOON)
 
 
 def lines(number: int, first: int, last: int) -> list[StepRecord]:
-    rest: dict[str, Any] = dict.fromkeys(("lr", "grad_norm", "tokens_per_second", "mfu", "seconds"), 0.0)
-    return [
-        StepRecord(step=s, attempt=number, train_loss=number, memory_bytes=0, probe_loss=None, sample=None, **rest)
-        for s in range(first, last + 1)
-    ]
+    return [entries.step_record(step, number) for step in range(first, last + 1)]
 
 
 def test_steps_lost_to_a_kill_are_shown_once_from_the_attempt_that_repeated_them() -> None:

@@ -24,7 +24,7 @@ from cairn.storage.logs.step_log import (
 )
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from tests.entries import NOON, started
+from tests.entries import NOON, started, step_record
 from tests.memory_store import MemoryStore
 from tests.storage.faulty_store import FaultyStore
 
@@ -32,23 +32,7 @@ RUN = "runs/bard"
 
 
 def encoded(*steps: int, attempt: int = 1) -> bytes:
-    lines = (
-        StepRecord(
-            step=step,
-            attempt=attempt,
-            train_loss=1.0,
-            lr=0.1,
-            grad_norm=1.0,
-            tokens_per_second=1.0,
-            mfu=0.1,
-            memory_bytes=1,
-            seconds=0.5,
-            probe_loss=None,
-            sample=None,
-        )
-        for step in steps
-    )
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    return b"".join(msgspec.json.encode(step_record(step, attempt)) + b"\n" for step in steps)
 
 
 @pytest.fixture(params=["local", "elsewhere"])
@@ -117,7 +101,7 @@ def open_log(tmp_path: Path) -> Iterator[Callable[..., StepLog]]:
 
 
 def record(step: int) -> StepRecord:
-    return msgspec.json.decode(encoded(step), type=StepRecord)
+    return step_record(step, 1)
 
 
 class FullFile:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.tables.table_cache import PACK, GatheredTables, TableCache, TableKind
-from tests.entries import ended, started
+from tests.entries import ended, opened, started
 from tests.memory_store import MemoryStore
-from tests.storage.builders import opened
 
 RUNS = ("r1", "r2", "r3")
 
@@ -49,7 +47,7 @@ def go_on(store: ObjectStore, run_id: str) -> None:
     """Append to a run: open it, or start and end an attempt."""
     log, writer = RunLog(store, run_id), Writer(host="here", pid=1)
     if log.refresh().opened is None:
-        log.append(lambda state: replace(opened(), run_id=run_id), writer=writer)
+        log.append(lambda state: opened(run_id), writer=writer)
     log.append(lambda state: started(state.latest_attempt + 1), writer=writer)
     log.append(lambda state: ended(state.latest_attempt), writer=writer)
 
@@ -58,6 +56,19 @@ def fill(store: ObjectStore) -> ObjectStore:
     for run_id in RUNS:
         go_on(store, run_id)
     return store
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalStore:
+    """The runs in a folder."""
+    store = LocalStore(tmp_path / "store")
+    fill(store)
+    return store
+
+
+def remove(store: ObjectStore, run_id: str) -> None:
+    for key in store.keys(f"runs/{run_id}"):
+        store.delete(key)
 
 
 def gather(store: ObjectStore, folder: Path, *, packs: int = 32) -> tuple[GatheredTables, list[str]]:
@@ -101,21 +112,17 @@ def test_a_run_that_went_on_is_folded_and_its_old_rows_are_left_out(store: Objec
     assert gather(store, tmp_path)[1] == []
 
 
-def test_a_run_of_the_same_name_and_length_is_another_run(tmp_path: Path) -> None:
-    store = fill(LocalStore(tmp_path / "store"))
-    gather(store, tmp_path)
-    for key in store.keys("runs/r1"):
-        store.delete(key)
-    go_on(store, "r1")
-    assert gather(store, tmp_path)[1] == ["r1"]
+def test_a_run_of_the_same_name_and_length_is_another_run(local: LocalStore, tmp_path: Path) -> None:
+    gather(local, tmp_path)
+    remove(local, "r1")
+    go_on(local, "r1")
+    assert gather(local, tmp_path)[1] == ["r1"]
 
 
-def test_a_run_that_was_removed_is_no_row(tmp_path: Path) -> None:
-    store = fill(LocalStore(tmp_path / "store"))
-    gather(store, tmp_path)
-    for key in store.keys("runs/r1"):
-        store.delete(key)
-    assert rows(gather(store, tmp_path)[0], "runs") == [("r2", 1), ("r3", 1)]
+def test_a_run_that_was_removed_is_no_row(local: LocalStore, tmp_path: Path) -> None:
+    gather(local, tmp_path)
+    remove(local, "r1")
+    assert rows(gather(local, tmp_path)[0], "runs") == [("r2", 1), ("r3", 1)]
 
 
 def index_of(packs: Path) -> Path:
@@ -126,29 +133,13 @@ def file_of(packs: Path) -> Path:
     return next(packs.glob("log/*/training_attempts-*.parquet"))
 
 
-def delete_the_index(packs: Path) -> None:
-    index_of(packs).unlink()
-
-
-def tear_the_index(packs: Path) -> None:
-    index_of(packs).write_bytes(index_of(packs).read_bytes()[:-20])
-
-
-def write_nonsense_as_the_index(packs: Path) -> None:
-    index_of(packs).write_bytes(b'{"version": 1}')
+def cut_end(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:-size])
 
 
 def name_an_older_version(packs: Path) -> None:
     document = decode(index_of(packs).read_bytes(), dict, where="the index")
     index_of(packs).write_bytes(encode({**document, "version": "0" * 64}))
-
-
-def delete_a_file(packs: Path) -> None:
-    file_of(packs).unlink()
-
-
-def tear_a_file(packs: Path) -> None:
-    file_of(packs).write_bytes(file_of(packs).read_bytes()[:-8])
 
 
 def flip_a_byte_of_a_file(packs: Path) -> None:
@@ -157,36 +148,35 @@ def flip_a_byte_of_a_file(packs: Path) -> None:
     file_of(packs).write_bytes(data)
 
 
-DAMAGES = [
-    delete_the_index,
-    tear_the_index,
-    write_nonsense_as_the_index,
-    name_an_older_version,
-    delete_a_file,
-    tear_a_file,
-    flip_a_byte_of_a_file,
-]
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "no index": lambda packs: index_of(packs).unlink(),
+    "a torn index": lambda packs: cut_end(index_of(packs), 20),
+    "nonsense as the index": lambda packs: index_of(packs).write_bytes(b'{"version": 1}'),
+    "an index of an older version": name_an_older_version,
+    "no file": lambda packs: file_of(packs).unlink(),
+    "a torn file": lambda packs: cut_end(file_of(packs), 8),
+    "a flipped byte of a file": flip_a_byte_of_a_file,
+}
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_costs_time_and_changes_nothing(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    store = fill(LocalStore(tmp_path / "store"))
-    before, _ = gather(store, tmp_path, packs=1)
-    expected = rows(before)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damage_costs_time_and_changes_nothing(
+    local: LocalStore, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    expected = rows(gather(local, tmp_path, packs=1)[0])
     damage(tmp_path / "packs")
-    found, folded = gather(store, tmp_path, packs=1)
+    found, folded = gather(local, tmp_path, packs=1)
     assert (rows(found), sorted(folded)) == (expected, list(RUNS))
-    assert gather(store, tmp_path, packs=1)[1] == [], "what was damaged is made again"
+    assert gather(local, tmp_path, packs=1)[1] == [], "what was damaged is made again"
 
 
-def test_two_writers_at_once_cost_time_and_change_nothing(tmp_path: Path) -> None:
-    store = fill(LocalStore(tmp_path / "store"))
+def test_two_writers_at_once_cost_time_and_change_nothing(local: LocalStore, tmp_path: Path) -> None:
     for _ in range(3):
-        go_on(store, "r3")
+        go_on(local, "r3")
         with ThreadPoolExecutor(4) as readers:
-            found = list(readers.map(lambda n: gather(store, tmp_path / str(n))[0], range(4)))
+            found = list(readers.map(lambda n: gather(local, tmp_path / str(n))[0], range(4)))
         assert len({tuple(rows(each, "runs")) for each in found}) == 1
-    assert rows(gather(store, tmp_path)[0], "runs")[-1] == ("r3", 4)
+    assert rows(gather(local, tmp_path)[0], "runs")[-1] == ("r3", 4)
 
 
 def test_a_store_is_only_read(tmp_path: Path) -> None:
@@ -203,34 +193,29 @@ def test_where_nothing_may_be_written_the_rows_are_the_same(tmp_path: Path) -> N
     assert rows(gather(fill(MemoryStore("inner")), tmp_path)[0]) == [(run_id, 1) for run_id in RUNS]
 
 
-def test_a_run_that_moved_costs_no_other_pack_a_write(tmp_path: Path) -> None:
-    store = fill(LocalStore(tmp_path / "store"))
-    before = files(gather(store, tmp_path)[0])
-    go_on(store, "r2")
-    after = files(gather(store, tmp_path)[0])
+def test_a_run_that_moved_costs_no_other_pack_a_write(local: LocalStore, tmp_path: Path) -> None:
+    before = files(gather(local, tmp_path)[0])
+    go_on(local, "r2")
+    after = files(gather(local, tmp_path)[0])
     assert len(before) == 6 and len(before & after) == 4, "two tables of each run, which lie in packs of their own"
 
 
-def test_files_nobody_names_any_more_are_deleted(tmp_path: Path) -> None:
-    store = fill(LocalStore(tmp_path / "store"))
+def test_files_nobody_names_any_more_are_deleted(local: LocalStore, tmp_path: Path) -> None:
     for _ in range(3):
-        for run_id in RUNS:
-            go_on(store, run_id)
-        gather(store, tmp_path)
+        fill(local)
+        gather(local, tmp_path)
     assert len(list((tmp_path / "packs").rglob("*.parquet"))) == 6
-    for key in store.keys("runs/r1"):
-        store.delete(key)
-    gather(store, tmp_path)
+    remove(local, "r1")
+    gather(local, tmp_path)
     assert len(list((tmp_path / "packs").rglob("*.parquet"))) == 4
 
 
 @pytest.mark.unsound_log
-def test_a_log_that_cannot_be_believed_is_named_and_never_packed(tmp_path: Path) -> None:
-    store = fill(LocalStore(tmp_path / "store"))
-    key = store.keys("runs/r2/log")[-1]
-    store.write(key, store.read(key).replace(b"here", b"gone"))
+def test_a_log_that_cannot_be_believed_is_named_and_never_packed(local: LocalStore, tmp_path: Path) -> None:
+    key = local.keys("runs/r2/log")[-1]
+    local.write(key, local.read(key).replace(b"here", b"gone"))
     for _ in range(2):
-        found, _ = gather(store, tmp_path)
+        found, _ = gather(local, tmp_path)
         assert list(found.unreadable) == ["r2"]
         assert rows(found, "runs") == [("r1", 1), ("r3", 1)]
 

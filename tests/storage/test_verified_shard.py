@@ -1,3 +1,5 @@
+"""Shards of a large snapshot: verified before their first use, fetched before anybody asks."""
+
 import threading
 from pathlib import Path
 
@@ -5,10 +7,11 @@ import numpy as np
 import pytest
 
 from cairn.storage.errors import IntegrityError, SnapshotDamaged
-from cairn.storage.snapshots.token_shard import ShardSchema, VerifiedShard, write_shard
+from cairn.storage.snapshots.token_shard import ShardSchema, VerifiedShard, prefetch_shards, write_shard
 
 SCHEMA = ShardSchema(tokenizer_sha256="ab" * 32, vocab_size=1000)
 TOKENS = np.arange(500, dtype=np.uint16)
+PATIENCE_SECONDS = 240
 
 
 class Fetch:
@@ -83,3 +86,45 @@ def test_threads_that_ask_at_once_verify_it_once(shard: VerifiedShard, fetch: Fe
     for thread in threads:
         thread.join()
     assert fetch.calls == 1
+
+
+def test_shards_are_fetched_several_at_a_time_before_anybody_asks(fetch: Fetch) -> None:
+    together = threading.Barrier(5)
+
+    def take() -> Path:
+        together.wait(PATIENCE_SECONDS)
+        return fetch.path
+
+    prefetch_shards([VerifiedShard(take, SCHEMA, tokens=500, where="s") for _ in range(4)], threads=4)
+    together.wait(PATIENCE_SECONDS)
+
+
+def test_a_shard_that_is_asked_for_meanwhile_is_fetched_once(fetch: Fetch) -> None:
+    asked, calls = threading.Event(), []
+
+    def take() -> Path:
+        calls.append(1)
+        asked.set()
+        return fetch.path
+
+    shard = VerifiedShard(take, SCHEMA, tokens=500, where="s")
+    prefetch_shards([shard], threads=4)
+    assert asked.wait(PATIENCE_SECONDS)
+    assert (shard[3], len(calls)) == (3, 1)
+
+
+def test_a_damaged_shard_is_found_by_who_uses_it_and_stops_no_other(fetch: Fetch) -> None:
+    other = threading.Event()
+
+    def damaged() -> Path:
+        raise SnapshotDamaged("my/shard: damaged")
+
+    def sound() -> Path:
+        other.set()
+        return fetch.path
+
+    shards = [VerifiedShard(take, SCHEMA, tokens=500, where="s") for take in (damaged, sound)]
+    prefetch_shards(shards, threads=1)
+    assert other.wait(PATIENCE_SECONDS)
+    with pytest.raises(SnapshotDamaged, match="my/shard"):
+        shards[0].tokens()

@@ -166,7 +166,7 @@ class Environment:
         untagged = {name: value for name, value in self._variables.items() if name != TAG}
         command = Command(folder, self.command.api_url, environment=untagged)
         (folder / "run.toml").write_text(CONFIG)
-        append_as_a_newer_program(command.store, run=RUN, kind="checkpoint-blessed")
+        append_as_a_newer_program(command.store, log=f"runs/{RUN}/log", kind="checkpoint-blessed")
         there = frozenset(command.store.keys("runs"))
         self.too_old.append(TooOldCommand(command=command, process=command.start(), there=there))
 
