@@ -33,7 +33,7 @@ from tests.programs.chaos.slurm_times import Idle, JobStates, idle_times
 from tests.session_folder import close_session, open_session
 
 STEPS, LAST_STRUCK_STEP = 80, 74
-STEPS_OF_A_LOSS = 400
+STEPS_OF_A_LOSS = 240
 """Steps in which another rank can join before the next one is lost."""
 _LOSSES = ("kill_other", "kill_other_ranks")
 TWO_DISTURBANCES_SHARE = 0.25
@@ -185,8 +185,8 @@ class SlurmCampaign:
 
     def _environment(self, folder: Path) -> Environment:
         environment = Environment(folder, self._server, store="local", driver=COMMAND, forked=True)
-        steps = self._losses * STEPS_OF_A_LOSS or STEPS
-        (folder / "run.toml").write_text(configuration(steps=steps, every_commits=16))
+        steps, every_commits = (self._losses * STEPS_OF_A_LOSS, 120) if self._losses else (STEPS, 16)
+        (folder / "run.toml").write_text(configuration(steps=steps, every_commits=every_commits))
         return environment
 
     def _undisturbed(self) -> Reference:
