@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.flows.orchestrator.prefect_settings import prefect_home
@@ -84,13 +83,6 @@ def kept_port() -> int:
         port = int(kept.getsockname()[1])
         kept.detach()
     return port
-
-
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """A Prefect server that somebody else started and ends."""
-
-    url: str
 
 
 def shared_server() -> str:

@@ -19,7 +19,7 @@ import pytest
 from cairn.reports.queries.run_lookup import configuration_of
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_log import RunLog
-from tests.crash.prefect_server import RunningServer, Server, wait_until_healthy
+from tests.crash.prefect_server import Server, wait_until_healthy
 from tests.environment_allow_list import restrict_this_process
 from tests.programs.chaos.disturbed_run import Course, disturb, finish
 from tests.programs.chaos.environment import Environment
@@ -29,8 +29,8 @@ from tests.programs.chaos.plan import FAULTS_PER_RUN, STEPS, STORES, Kind, RunPl
 from tests.programs.chaos.reference_run import Schedule, Span, train_reference_run
 from tests.programs.chaos.replayed import Replayed, replay_segments
 from tests.programs.chaos.side_by_side import run_side_by_side
-from tests.programs.chaos.summary import Outcome, Summary, added, summarize
-from tests.programs.chaos.summary_text import as_json, as_markdown, as_text, from_json, one_line
+from tests.programs.chaos.summary import Outcome, Summary, added
+from tests.programs.chaos.summary_text import as_json, as_markdown, from_json, one_line
 from tests.session_folder import close_session, open_session
 
 _SERVER_SECONDS = 120.0
@@ -39,25 +39,23 @@ _SERVER_SECONDS = 120.0
 class Campaign:
     """One Prefect server, one undisturbed run, and as many disturbed ones as are asked for."""
 
-    def __init__(self, folder: Path, *, forked: bool = False, replays: bool = False, api_url: str = "") -> None:
+    def __init__(self, folder: Path, *, forked: bool = False, replays: bool = False) -> None:
         """Start a server in the folder; the undisturbed run is trained when the first one needs it.
 
         `forked` saves the processes their imports, and the campaign a part of what it may strike and of its doubts.
-        With `replays`, `cairn replay` computes every committed segment of each run again. A server at `api_url` is used
-        instead of one of the campaign's own; no plan may strike it.
+        With `replays`, `cairn replay` computes every committed segment of each run again.
         """
         self._folder, self._forked, self._replays = folder, forked, replays
         self._home = folder / "prefect"
         self._home.mkdir(parents=True)
-        self._server = RunningServer(api_url) if api_url else Server(self._home)
+        self._server = Server(self._home)
         self._reference: Reference | None = None
 
     def run(self, plan: RunPlan) -> Outcome:
         """Do to one run what its plan says, and judge it; its folder stays where something does not hold."""
         reference = self._undisturbed()
         folder = self._folder / f"seed-{plan.seed}-{plan.store}"
-        if isinstance(self._server, Server):
-            self._wait_for_server(self._server)
+        self._wait_for_server()
         began = time.monotonic()
         small_disk = any(fault.kind is Kind.FULL_DISK for fault in plan.faults)
         environment = Environment(
@@ -83,17 +81,16 @@ class Campaign:
 
     def close(self) -> None:
         """End the server, also one that is just being started again."""
-        if isinstance(self._server, Server):
-            self._wait_for_server(self._server)
-            with suppress(ProcessLookupError):
-                self._server.kill()
+        self._wait_for_server()
+        with suppress(ProcessLookupError):
+            self._server.kill()
 
-    def _wait_for_server(self, server: Server) -> None:
+    def _wait_for_server(self) -> None:
         """Wait until the server answers again: the run before may have killed it."""
         deadline = time.monotonic() + _SERVER_SECONDS
-        while not server.is_alive and time.monotonic() < deadline:
+        while not self._server.is_alive and time.monotonic() < deadline:
             time.sleep(0.2)
-        wait_until_healthy(f"{server.url}/health", self._home / "server.txt")
+        wait_until_healthy(f"{self._server.url}/health", self._home / "server.txt")
 
     def _undisturbed(self) -> Reference:
         if self._reference is None:
@@ -206,7 +203,7 @@ def main(words: list[str] | None = None) -> int:
     else:
         summary = _campaign(options, folder)
     _write(folder, summary)
-    print(as_text(summary), f"written to {folder}", sep="\n")
+    print(as_markdown(summary), f"written to {folder}", sep="\n")
     return int(summary.violations > 0)
 
 
@@ -221,12 +218,12 @@ def _campaign(options: argparse.Namespace, folder: Path) -> Summary:
             outcomes.append(campaign.run(plan))
             print(one_line(outcomes[-1]), flush=True)
             _tell_violations(outcomes[-1], options)
-            _write(folder, summarize(outcomes, time.monotonic() - began))
+            _write(folder, Summary(outcomes=tuple(outcomes), seconds=time.monotonic() - began))
     except pytest.skip.Exception as absent:
         sys.exit(f"{absent}")
     finally:
         campaign.close()
-    return summarize(outcomes, time.monotonic() - began)
+    return Summary(outcomes=tuple(outcomes), seconds=time.monotonic() - began)
 
 
 def _show(planned: list[RunPlan]) -> None:
@@ -244,7 +241,6 @@ def _read(folder: Path) -> Summary:
 def _write(folder: Path, summary: Summary) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_bytes(as_json(summary))
-    (folder / "summary.txt").write_text(as_text(summary))
     (folder / "summary.md").write_text(as_markdown(summary))
 
 

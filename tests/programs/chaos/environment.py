@@ -16,7 +16,8 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.s3_store import S3Store
 from cairn.tasks.configuration.configuration_source import load_configuration
 from tests.clouds.servers import CLOUDS, cloud_server
-from tests.crash.prefect_server import RunningServer, Server
+from tests.crash.prefect_api import environment_of
+from tests.crash.prefect_server import Server
 from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
 from tests.crash.training_command import PROGRAM, Command, configuration
 from tests.programs.chaos.deployed import DEPLOYMENT, Deployed
@@ -90,7 +91,7 @@ class Environment:
     def __init__(
         self,
         folder: Path,
-        server: Server | RunningServer,
+        server: Server,
         *,
         store: str,
         driver: str,
@@ -147,7 +148,7 @@ class Environment:
             self.train()
             return
         self._deployed = Deployed(self.command, self.server.url, self._variables_of_others())
-        self._deployed.ask_for_flow_run(str(self.folder / "run.toml"), RUN, self.url)
+        self._deployed.ask_for_flow_run(RUN, self.url)
         self.keep_going()
 
     def train(self, **variables: str) -> Started:
@@ -286,15 +287,7 @@ class Environment:
         return self.observer.store.url.removeprefix("file://")
 
     def _variables_of_others(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            **self._variables,
-            "PREFECT_API_URL": self.server.url,
-            "PREFECT_HOME": str(self.folder / "prefect"),
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
-            "CAIRN_CACHE": str(self.folder / "cache"),
-            "CAIRN_STORE": self.url,
-        }
+        return environment_of(self.command, self.server.url, **self._variables, CAIRN_STORE=self.url)
 
     def _start(self, *words: str, program: str = PROGRAM, **variables: str) -> Started:
         process = self.command.start_verb(*words, program=program, **variables)

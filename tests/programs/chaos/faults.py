@@ -26,7 +26,6 @@ from tests.programs.chaos.reasons import LIES_IN_WAIT
 from tests.programs.chaos.sweep_fault import kill_sweep
 from tests.s3.fault_proxy import NetworkFault
 
-STOPPED_SECONDS = 4.0  # the lease is three
 AWAY_SECONDS = 4.0
 FULL_SECONDS = 4.0
 REFUSED_SECONDS = 4.0
@@ -283,13 +282,6 @@ def _out_of_memory(environment: Environment) -> int:
     return struck
 
 
-def _kill_sweep(environment: Environment) -> int:
-    killed, why = kill_sweep(environment)
-    if why:
-        raise Skipped(why)
-    return killed
-
-
 _LOG = rf"PUT .*runs/{RUN}/log/"
 _DEEDS: dict[Kind, Callable[[Environment], int]] = {
     Kind.KILL_TRAINER: _kill(Role.TRAINER),
@@ -301,7 +293,7 @@ _DEEDS: dict[Kind, Callable[[Environment], int]] = {
     Kind.KILL_OWN_SERVER: _kill(Role.SERVER),
     Kind.KILL_WATCHER: _kill(Role.WATCHER),
     Kind.KILL_WORKER: _kill(Role.WORKER),
-    Kind.KILL_SWEEP: _kill_sweep,
+    Kind.KILL_SWEEP: kill_sweep,
     Kind.NOTICE: _notice,
     Kind.NOTICE_WITHOUT_GRACE: _notice_without_grace,
     Kind.ZOMBIE: _zombie,
