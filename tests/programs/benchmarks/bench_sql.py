@@ -27,7 +27,7 @@ from cairn.reports.queries.run_status import RunPhase
 from cairn.reports.queries.run_tables import LOG_TABLES, columns, make_log_rows, schema_digest
 from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, ReadEntry, Writer, entry_name
-from cairn.storage.logs.run_entries import CheckpointCommitted, Decision, Placement, RunOpened
+from cairn.storage.logs.run_entries import CheckpointCommitted, Decision
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from cairn.storage.stores.codec import encode, sha256
@@ -61,14 +61,13 @@ def fabricated(number: int, attempts: int, chance: random.Random) -> RunState:
     """Return a run that ended that many attempts, each after one commit."""
     opened_at = datetime.now(UTC) - timedelta(days=30 * chance.random(), minutes=attempts)
     config = {**CONFIG, "training": {**CONFIG["training"], "seed": number}}
-    run = RunOpened(
-        run_id=f"run-{number:04d}",
+    run = entries.opened(
+        f"run-{number:04d}",
         model_family=chance.choice(("gpt2-tiny", "gpt2-small")),
         config=config,
         config_sha256=sha256(str(number).encode()),
         data_snapshot="d" * 64,
         total_steps=600_000,
-        code_version="0.1.0",
     )
     records, checkpoints = [], []
     for attempt in range(1, attempts + 1):
@@ -96,10 +95,9 @@ def _commit(run_id: str, attempt: int, chance: random.Random) -> CheckpointCommi
 
 def _attempt(attempt: int, at: datetime, config: Any, resumed: Any, chance: random.Random) -> AttemptRecord:
     seconds, reason = chance.uniform(30, 60), chance.choice(REASONS)
-    placement = Placement(
+    placement = entries.placement(
         host=f"gpu-{chance.randrange(200):03d}",
         boot_id=chance.randbytes(16).hex(),
-        pid_namespace="pid:[4026531836]",
         pid=chance.randrange(1, 60_000),
         start_ticks=int(at.timestamp()),
         device="cuda",

@@ -4,8 +4,6 @@ Imports torch, NumPy, pydantic, psutil and nothing that a bare PyTorch machine w
 """
 
 import hashlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ from cairn.model.training.training_loop import (
     train_until,
 )
 from cairn.model.training.training_step import StepInputs
-from tests.programs.benchmarks.bench_step import NANOGPT_FIELDS, text_tokens
+from tests.programs.benchmarks.bench_step import NANOGPT_FIELDS, nanogpt_model, text_tokens
 
 NANOGPT, NANOGPT_COMPILED = "nanogpt", "nanogpt-compiled"
 LEARNING_RATE = 6e-4
@@ -166,11 +164,7 @@ def nanogpt_training(task: Task) -> tuple[Callable[[int], None], list[float]]:
     every ten steps as in config/train_gpt2.py; and its table of 50,304 rows.
     """
     assert task.nanogpt is not None
-    specification = importlib.util.spec_from_file_location("nanogpt_model", task.nanogpt / "model.py")
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
+    module = nanogpt_model(task.nanogpt)
     chosen, device, losses = recipe_of(task.recipe), resolve_device(task.device), list[float]()
     torch.manual_seed(1337)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
