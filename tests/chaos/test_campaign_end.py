@@ -11,7 +11,7 @@ from cairn.storage.logs.run_log import fold
 from tests.processes.waiting import patience_seconds, wait_for
 from tests.programs.chaos.environment import CommandEnd, Started
 from tests.programs.chaos.judge import _ends
-from tests.programs.chaos.plan import Kind
+from tests.programs.chaos.kinds import Kind
 
 pytestmark = pytest.mark.xdist_group("chaos")
 

@@ -8,20 +8,9 @@ from tests.crash.prefect_api import SETTLED
 from tests.programs.chaos.environment import CommandEnd, Kill
 from tests.programs.chaos.faults import InjectedFault
 from tests.programs.chaos.flips import flipped
-from tests.programs.chaos.plan import (
-    ENDING,
-    KILLS,
-    MOMENTS,
-    STARTING,
-    STEPS,
-    Fault,
-    Kind,
-    Moment,
-    plan_run,
-    possible_kinds,
-)
+from tests.programs.chaos.kinds import ENDING, FACTS, KILLS, Kind, Moment
+from tests.programs.chaos.plan import STARTING, STEPS, Fault, plan_run, possible_kinds
 from tests.programs.chaos.processes import Role, role_of
-from tests.programs.chaos.reasons import REASONS
 from tests.programs.chaos.side_by_side import run_side_by_side, words_of_job
 from tests.programs.chaos.summary import Outcome, Summary, added
 from tests.programs.chaos.summary_text import as_json, as_markdown, from_json
@@ -37,7 +26,7 @@ def test_one_seed_is_one_plan_and_another_seed_another() -> None:
 def test_every_kind_and_every_moment_is_drawn_sooner_or_later() -> None:
     drawn = {(fault.kind, fault.moment) for plan in PLANS for fault in plan.faults}
     assert {kind for kind, _ in drawn} == set(Kind)
-    assert {(kind, moment) for kind, moments in MOMENTS.items() for moment in moments} <= drawn
+    assert {(kind, moment) for kind, facts in FACTS.items() for moment in facts.moments} <= drawn
 
 
 def test_faults_come_in_the_order_of_their_steps_within_the_run() -> None:
@@ -79,7 +68,7 @@ def test_only_what_means_something_for_the_store_is_drawn(store: str) -> None:
 
 
 def test_faults_that_must_cost_nothing_explain_no_end() -> None:
-    assert set(Kind) - REASONS.keys() == {
+    assert {kind for kind, facts in FACTS.items() if not facts.reasons} == {
         Kind.KILL_EVALUATOR,
         Kind.KILL_SERVER,
         Kind.KILL_OWN_SERVER,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.programs.chaos.campaign import Campaign
-from tests.programs.chaos.plan import COMMAND, WATCH, WORKER, Fault, Kind, Moment, RunPlan
+from tests.programs.chaos.kinds import Kind, Moment
+from tests.programs.chaos.plan import COMMAND, WATCH, WORKER, Fault, RunPlan
 from tests.programs.chaos.summary import Outcome, Summary
 from tests.programs.chaos.summary_text import as_markdown, one_line
 

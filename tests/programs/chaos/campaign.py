@@ -10,23 +10,23 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cairn.reports.queries.run_lookup import configuration_of
 from cairn.storage.errors import StorageError
-from cairn.storage.logs.run_log import RunLog
 from tests.crash.prefect_server import Server, wait_until_healthy
 from tests.environment_allow_list import restrict_this_process
 from tests.programs.chaos.disturbed_run import Course, disturb, finish
 from tests.programs.chaos.environment import Environment
 from tests.programs.chaos.judge import Reference, judge, reference_of
+from tests.programs.chaos.kinds import Kind
 from tests.programs.chaos.observer import RUN
-from tests.programs.chaos.plan import FAULTS_PER_RUN, STEPS, STORES, Kind, RunPlan, plan_run
-from tests.programs.chaos.reference_run import Schedule, Span, train_reference_run
+from tests.programs.chaos.plan import FAULTS_PER_RUN, STORES, RunPlan, plan_run
+from tests.programs.chaos.reference_run import train_reference_of
 from tests.programs.chaos.replayed import Replayed, replay_segments
 from tests.programs.chaos.side_by_side import run_side_by_side
 from tests.programs.chaos.summary import Outcome, Summary, added
@@ -109,17 +109,8 @@ class Campaign:
 
 def _check_twin(environment: Environment, reference: Reference) -> None:
     """Two roads to the same bits, else neither may judge: the command's run, and its steps by the library alone."""
-    state = RunLog(environment.observer.store, RUN).refresh()
-    config = configuration_of(state)
-    assert state.opened is not None
-    span = Span(end_step=STEPS, micro_batch=state.attempts[0].started.micro_batch, activation_checkpointing=False)
-    reference_run = train_reference_run(
-        environment.observer.store,
-        state.opened.data_snapshot,
-        config,
-        Schedule(quarantined=frozenset(), spans=(span,)),
-        cache_dir=environment.folder / "reference-run",
-    )
+    cache = environment.folder / "reference-run"
+    reference_run = train_reference_of(environment.observer.store, RUN, cache_dir=cache)
     assert reference_run.state_sha256 == reference.state_sha256, "the reference run is not the run nobody touched"
     assert reference_run.curve == reference.curve, "the reference run's curve is not that of the run nobody touched"
 
@@ -135,16 +126,18 @@ def _outcome(environment: Environment, plan: RunPlan, reference: Reference, bega
         said = f"{type(error).__name__}: {error}"
         seconds = time.monotonic() - began
         return Outcome(plan=plan, injected=course.injected, missed=course.missed, seconds=seconds, violations=(said,))
+    attempts = environment.observer.state().attempts
+    receipts = [attempt.ended for attempt in attempts if attempt.ended is not None]
     return Outcome(
         plan=plan,
         injected=course.injected,
         missed=course.missed,
         seconds=time.monotonic() - began,
-        attempts=told.attempts,
-        reasons=told.reasons,
+        attempts=len(attempts),
+        reasons=dict(sorted(Counter(ended.reason for ended in receipts).items())),
         reference_run=told.reference_run,
-        gpu_seconds=told.gpu_seconds,
-        useful_gpu_seconds=told.useful_gpu_seconds,
+        gpu_seconds=sum(ended.gpu_seconds for ended in receipts),
+        useful_gpu_seconds=sum(ended.useful_gpu_seconds for ended in receipts),
         segments=replayed.outcomes,
         violations=told.violations + replayed.violations,
         ends=tuple(one.end for one in environment.exits() if one.end is not None),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.crash.prefect_api import environment_of
 from tests.crash.prefect_server import Server
 from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
 from tests.crash.training_command import PROGRAM, Command, configuration
+from tests.crash.victims import send
 from tests.programs.chaos.deployed import DEPLOYMENT, Deployed
 from tests.programs.chaos.observer import RUN, Observer
 from tests.programs.chaos.plan import COMMAND, COMMITS_PER_EVALUATION, EARLY_SECONDS, STEPS, WORKER, Skipped
@@ -224,7 +226,7 @@ class Environment:
     def halt(self, role: Role) -> None:
         """Stop the processes of a role until `wake`."""
         known = self._halted.get(role, [])
-        living = [pid for pid in known if _sent(pid, signal.SIGSTOP)]
+        living = [pid for pid in known if send(pid, signal.SIGSTOP)]
         self._halted[role] = living or self.processes.send_signal(signal.SIGSTOP, role)
         self._is_halted = True
 
@@ -232,7 +234,7 @@ class Environment:
         """Let everything that was halted go on."""
         if self._is_halted:
             for pid in [pid for pids in self._halted.values() for pid in pids]:
-                _sent(pid, signal.SIGCONT)
+                send(pid, signal.SIGCONT)
         self._is_halted = False
 
     def suffer(self, what: str) -> None:
@@ -306,12 +308,12 @@ class Environment:
                     one.end = CommandEnd(after="start" if is_new else self._last_fault, seconds=round(since, 1))
 
 
-def _sent(pid: int, number: signal.Signals) -> bool:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
+def fill(ballast: Path) -> None:
+    """Write to a file until its disk is full."""
+    for piece in (65536, 64):
+        with ballast.open("ab", buffering=0) as file, suppress(OSError):
+            while file.write(b"\0" * piece):
+                pass
 
 
 def mount(folder: Path) -> bool:

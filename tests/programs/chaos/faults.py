@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.storage.logs.run_state import RunState
+from tests.crash.victims import send
 from tests.processes.waiting import patience_seconds
-from tests.programs.chaos.environment import Environment, Kill
+from tests.programs.chaos.environment import Environment, Kill, fill
 from tests.programs.chaos.flips import flip_checkpoint, flip_data
+from tests.programs.chaos.kinds import LIES_IN_WAIT, Kind
 from tests.programs.chaos.observer import RUN
-from tests.programs.chaos.plan import COMMAND, Fault, Kind, Skipped
+from tests.programs.chaos.plan import COMMAND, Fault, Skipped
 from tests.programs.chaos.processes import WORKERS, Role
-from tests.programs.chaos.reasons import LIES_IN_WAIT
 from tests.programs.chaos.sweep_fault import kill_sweep
 from tests.s3.fault_proxy import NetworkFault
 
@@ -146,8 +147,7 @@ def _zombie(environment: Environment) -> int:
     for actor in successors:  # it is so quick that it would be at the end before the next fault
         actor.signal(signal.SIGSTOP)
     for pid in asleep:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        send(pid, signal.SIGCONT)
     left = environment.processes.wait_gone(asleep, seconds=patience_seconds())
     for actor in successors:
         actor.signal(signal.SIGCONT)
@@ -168,12 +168,7 @@ def _full_disk(environment: Environment) -> int:
     if not environment.has_small_disk:
         raise Skipped("needs root and tmpfs")
     ballast = environment.folder / "store" / ".ballast"
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(b"\0" * 65536):
-            pass
-    with ballast.open("ab", buffering=0) as file, suppress(OSError):
-        while file.write(b"\0" * 64):
-            pass
+    fill(ballast)
     time.sleep(FULL_SECONDS)
     ballast.unlink()
     return 0

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from tests.programs.chaos.environment import CommandEnd, Kill
 from tests.programs.chaos.faults import InjectedFault
-from tests.programs.chaos.plan import Fault, Kind, Moment, RunPlan
+from tests.programs.chaos.kinds import Kind, Moment
+from tests.programs.chaos.plan import Fault, RunPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

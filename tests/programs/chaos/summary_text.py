@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from cairn.storage.stores.codec import decode, encode
-from tests.programs.chaos.plan import Kind, Moment
+from tests.programs.chaos.kinds import Kind, Moment
 from tests.programs.chaos.processes import Role
 from tests.programs.chaos.summary import Outcome, Summary
 
