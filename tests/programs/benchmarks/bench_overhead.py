@@ -102,7 +102,7 @@ def started(
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """Yield the running command, and tell it to leave when the block ends."""
     options = set_options(observers.overrides) if observers else []
-    environment = environment_in(folder) | (observers.environment if observers else {})
+    environment = {**environment_in(folder), **(observers.environment if observers else {})}
     with (folder / "command.txt").open("wb") as output:
         process = subprocess.Popen(
             [*command(given, plan, store), *options],

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.storage.snapshots.data_snapshot import list_snapshots
@@ -53,7 +53,6 @@ class Folder:
     path: Path
     config: Path
     overrides: Sequence[str]
-    runs: int = field(default=0)
 
     def forget(self, *names: str) -> None:
         """Delete what a machine keeps under these names."""

@@ -66,7 +66,6 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=int, default=1000)
     options.add_argument("--steps", type=int, default=1_000_000)
-    options.add_argument("--list", action="store_true", help="end after the list of runs")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = LocalStore(Path(folder) / "store")
@@ -83,8 +82,6 @@ def main() -> None:
                 timed("a page after a heartbeat", lambda: live.ask("/"))
             timed("a page that is not read again", lambda: live.ask("/", wait=0))
             timed("a search", lambda: live.ask("/?q=run-00&sort=val_loss", wait=0))
-            if chosen.list:
-                return
             write_steps(open_run, chosen.steps)
             timed(f"the page of a run of {chosen.steps:,} steps", lambda: live.ask("/runs/open"))
             timed("the same after a heartbeat", lambda: (open_run.beat(9), live.ask("/runs/open")))

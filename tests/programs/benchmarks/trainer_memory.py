@@ -131,12 +131,9 @@ GPT-2's layers first, then the same of Qwen3's, which also share keys.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Bytes resident at most, in all, and before there was a network; on CUDA bytes of the device beside it."""
+    """Bytes resident at most; on CUDA bytes of the device beside it."""
 
     peak_bytes: int
-    imported_bytes: int
-    state_bytes: int
-    stepped_bytes: int
     device_peak_bytes: int = 0
 
 
@@ -164,13 +161,11 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     make_deterministic(seed=1, threads=threads)
     import cairn.tasks.trainer.trainer  # noqa: F401 - all that the trainer imports
 
-    imported = resident_bytes("VmRSS")
     tokens = np.arange(case.global_batch * case.block * 8 + 1, dtype=np.int64) * 7919 % case.vocab_size
     windows = TokenWindows([tokens.astype(np.uint16)], case.block, case.vocab_size)
     order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=case.global_batch)
     state = TrainState.create(case.model, case.training, case.vocab_size, device)
     state.model.boundary_id = 7 if case.masked else None
-    made = resident_bytes("VmHWM")
     failures: list[Exception] = []
     store, buffer = open_store(folder.as_uri()), StagingBuffer(device)
     staging = Staging(store, lambda _: None, failures.append, patience_seconds=1.0, buffer=buffer)
@@ -185,20 +180,13 @@ def train(case: MemoryCase, folder: Path) -> Measured:
 
         staging.prepare(state.live_tensors())
         go(STEPS_BEFORE)
-        stepped = resident_bytes("VmHWM")
         staging.begin(_checkpoint(staging.copy(state.live_tensors()), state.cursor), before=lambda: None)
         go(STEPS_BEFORE + STEPS_BESIDE)
         staging.wait()
     if failures:
         raise failures[0]
     device_peak = device_peak_bytes(device) if device.type == "cuda" else 0
-    return Measured(
-        peak_bytes=resident_bytes("VmHWM"),
-        imported_bytes=imported,
-        state_bytes=made,
-        stepped_bytes=stepped,
-        device_peak_bytes=device_peak,
-    )
+    return Measured(peak_bytes=resident_bytes("VmHWM"), device_peak_bytes=device_peak)
 
 
 def device_peak_bytes(device: Any) -> int:

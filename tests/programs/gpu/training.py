@@ -77,24 +77,19 @@ class Recipe:
     padded: int
 
 
-def recipe(layers: int, heads: int, width: int, block: int, vocab_size: int, padded: int, dropout: float) -> Recipe:
-    """Put a recipe together."""
-    shape = ModelConfig(n_layer=layers, n_head=heads, n_embd=width, block_size=block, dropout=dropout, bias=False)
-    return Recipe(model=shape, vocab_size=vocab_size, padded=padded)
+RECIPES = {
+    "tiny": (2, 2, 32, 32, 211, 256),
+    "gpt2": (12, 12, 768, 1024, 50257, 50304),
+    "gpt2-medium": (24, 16, 1024, 1024, 50257, 50304),
+    "gpt2-xl": (48, 25, 1600, 1024, 50257, 50304),
+}
 
 
 def recipe_of(name: str, dropout: float = 0.0) -> Recipe:
     """Return the recipe of this name; without biases, as nanoGPT trains it."""
-    shapes = {
-        "tiny": (2, 2, 32, 32, 211, 256),
-        "gpt2": (12, 12, 768, 1024, 50257, 50304),
-        "gpt2-medium": (24, 16, 1024, 1024, 50257, 50304),
-        "gpt2-xl": (48, 25, 1600, 1024, 50257, 50304),
-    }
-    return recipe(*shapes[name], dropout)
-
-
-RECIPES = ("tiny", "gpt2", "gpt2-medium", "gpt2-xl")
+    layers, heads, width, block, vocab_size, padded = RECIPES[name]
+    shape = ModelConfig(n_layer=layers, n_head=heads, n_embd=width, block_size=block, dropout=dropout, bias=False)
+    return Recipe(model=shape, vocab_size=vocab_size, padded=padded)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
