@@ -14,6 +14,7 @@ from typing import Protocol
 import pytest
 
 from cairn.cli.command import run_command
+from tests.processes.waiting import patience_seconds
 
 ROOT = Path(__file__).parents[1]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -82,7 +83,7 @@ def run_process(arguments: tuple[str, ...], folder: Path, environment: Mapping[s
         env={**os.environ, **chosen_folders(folder), "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=patience_seconds(),
         check=False,
     )
     return Ended(code=done.returncode, out=done.stdout, err=done.stderr)

@@ -108,6 +108,12 @@ def own_database(folder: Path) -> Path:
     return prefect_home({"CAIRN_CACHE": str(folder / "cache")}) / "prefect.db"
 
 
+def own_flow_runs(folder: Path) -> list[tuple[str, str]]:
+    """Return id and state of the flow runs that such a server has."""
+    with closing(sqlite3.connect(own_database(folder))) as database:
+        return database.execute("select id, state_name from flow_run").fetchall()
+
+
 def copy_untouched_database(folder: Path) -> None:
     """Give a command's own server its tables, which take five seconds to make: those of the session's."""
     shared_server()

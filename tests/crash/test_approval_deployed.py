@@ -29,7 +29,7 @@ def test_a_deployed_run_leaves_its_machine_while_a_person_thinks(
     assert f"](../../runs/flow-run/{asking['id']})" in page
     answer(api_url, asking["id"], approve=True, by="ann", why="it rhymes")
     work(prefect)
-    champion = Registry(command.store, "champion").refresh().champion
+    champion = command.champion()
     assert champion is not None and (champion.by, champion.step) == ("ann", 60)
     assert len(command.state().attempts) == 1
     assert "waits for approval" not in run_page(api_url, asking["id"])

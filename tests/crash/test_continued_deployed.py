@@ -10,7 +10,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from cairn.storage.logs.registry import Registry
 from tests.crash.prefect_api import Prefect, ask, environment_of, launch, prefect_command, start_beside, work
 from tests.crash.training_command import Command, configuration
 from tests.processes.waiting import wait_until
@@ -43,7 +42,7 @@ def require_as_good(command: Command, undisturbed_sha256: str) -> None:
     assert command.state_sha256() == undisturbed_sha256
     evaluated = {item.suite: item.step for item in command.state().evaluations}
     assert evaluated["exam"] == 60
-    assert Registry(command.store, "champion").refresh().champion is not None
+    assert command.champion() is not None
 
 
 def test_a_preempted_run_is_evaluated_and_promoted_as_its_configuration_says(

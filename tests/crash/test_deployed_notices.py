@@ -25,7 +25,9 @@ def counted(command: Command, prefect: Prefect, deployed: None, request: pytest.
     name, place = request.param
     template: dict[str, Any] = json.loads((ROOT / "deployments" / "job-template.json").read_text(encoding="utf-8"))
     file = command.folder / "counted"
-    template["job_configuration"]["command"] = f"python -m tests.crash.noticed_engine {name} {place} {file}"
+    template["job_configuration"]["command"] = (
+        f"python -m tests.crash.noticed_command {name} {place} {file} prefect.engine"
+    )
     changed = command.folder / "job-template.json"
     changed.write_text(json.dumps(template), encoding="utf-8")
     prefect("work-pool", "update", "cairn", "--base-job-template", str(changed))

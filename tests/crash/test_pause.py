@@ -67,9 +67,9 @@ def test_pause_commits_and_stops_and_resume_continues_in_that_flow_run(
     pausing = {"type": "PAUSED", "name": "Suspended", "state_details": {"pause_reschedule": True}}
     set_state(api_url, flow_run_id, **pausing)
     wait_until(lambda: shown(api_url, flow_run_id)[1].startswith("paused: "), "the flow run's state", worker)
-    ended = command.state().attempts[0].ended
+    ended = command.receipts()[0]
     assert shown(api_url, flow_run_id)[0] == "Suspended"
-    assert ended is not None and (ended.reason, ended.last_step) == ("cancelled", command.state().resume_step)
+    assert (ended.reason, ended.last_step) == ("cancelled", command.state().resume_step)
     assert ended.detail == "a person cancelled it in Prefect, by Pause; Resume continues it"
     ask(api_url, f"flow_runs/{flow_run_id}/resume", {})
     wait_until(lambda: len(command.state().attempts) == 2, "the next attempt", worker)
@@ -104,6 +104,6 @@ def test_the_message_of_a_cancel_is_on_record(
 ) -> None:
     set_state(api_url, flow_run_id, type="CANCELLING", message="no money left")
     wait_until(lambda: shown(api_url, flow_run_id)[1].startswith("cancelled: "), "the flow run's state", worker)
-    ended = command.state().attempts[0].ended
-    assert ended is not None and ended.detail == "a person cancelled it in Prefect: no money left"
+    ended = command.receipts()[0]
+    assert ended.detail == "a person cancelled it in Prefect: no money left"
     assert shown(api_url, flow_run_id)[1].endswith(f"in a shell: prefect flow-run retry {flow_run_id}")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.logs.registry import Registry
 from tests.crash.prefect_api import flow_run
 from tests.crash.shown_run import flow_run_of
 from tests.crash.training_command import Command
@@ -25,6 +24,6 @@ def test_a_server_that_refuses_artifacts_task_runs_logs_and_events_changes_no_bi
     refused = {found.group() for request in proxy.requests if (found := re.search(SHOWN_ONLY, request))}
     assert {"/artifacts", "/events"} <= refused, refused
     assert command.state_sha256() == undisturbed_sha256
-    assert [attempt.ended.reason for attempt in command.state().attempts if attempt.ended] == ["lost", "completed"]
+    assert command.reasons() == ["lost", "completed"]
     assert flow_run(api_url, flow_run_of(command))["state_name"] == "Completed"
-    assert Registry(command.store, "champion").refresh().champion is not None
+    assert command.champion() is not None

@@ -53,10 +53,9 @@ def disturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def test_a_killed_and_preempted_run_in_a_bucket_ends_with_the_bits_of_a_local_one(
     disturbed: Disturbed, undisturbed_sha256: str
 ) -> None:
-    attempts = disturbed.command.state().attempts
     assert disturbed.command.state_sha256() == undisturbed_sha256
-    assert [attempt.ended.reason for attempt in attempts if attempt.ended] == ["lost", "preempted", "completed"]
-    assert attempts[2].started.resumed_from is not None and attempts[2].started.resumed_from.step == 41
+    assert disturbed.command.reasons() == ["lost", "preempted", "completed"]
+    assert disturbed.command.state().attempts[2].started.first_step == 41
 
 
 def test_no_credential_is_in_anything_a_run_writes(disturbed: Disturbed) -> None:
