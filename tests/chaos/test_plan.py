@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from tests.crash.prefect_api import SETTLED
+from tests.programs.chaos.campaign import run_side_by_side
 from tests.programs.chaos.environment import CommandEnd, Kill
 from tests.programs.chaos.faults import InjectedFault
 from tests.programs.chaos.flips import flipped
 from tests.programs.chaos.kinds import ENDING, FACTS, KILLS, Kind, Moment
 from tests.programs.chaos.plan import STARTING, STEPS, Fault, plan_run, possible_kinds
 from tests.programs.chaos.processes import Role, role_of
-from tests.programs.chaos.side_by_side import run_side_by_side, words_of_job
 from tests.programs.chaos.summary import Outcome, Summary, added
 from tests.programs.chaos.summary_text import as_json, as_markdown, from_json
 
@@ -175,16 +175,12 @@ def test_the_markdown_has_every_kind_that_struck_and_the_seeds_as_ranges() -> No
         assert all(f"| {fault.kind} |" in text for fault in plan_run(seed, store="local").faults)
 
 
-def test_a_job_does_its_share_in_its_own_folder_one_run_at_a_time(tmp_path: Path) -> None:
-    words = words_of_job(["--runs", "9", "--jobs", "2", "--out=x", "--out", "y", "--seed", "3"], 1, 2, tmp_path)
-    assert words == ["--runs", "9", "--seed", "3", "--share", "1", "2", "--out", str(tmp_path)]
-
-
 @pytest.mark.slow
 def test_jobs_side_by_side_each_leave_a_summary_and_one_that_cannot_is_an_error(tmp_path: Path) -> None:
     summary = of_all(outcome(7))
     (tmp_path / "summary.json").write_bytes(as_json(summary))
-    places = run_side_by_side(["--add", str(tmp_path)], tmp_path / "jobs", 2)
-    assert [from_json((place / "summary.json").read_bytes(), where="job") for place in places] == [summary, summary]
+    given = ["--add", str(tmp_path), "--jobs", "2", "--out", str(tmp_path / "another")]
+    assert run_side_by_side(given, tmp_path / "jobs", 2) == [summary, summary]
+    assert not (tmp_path / "another").exists()
     with pytest.raises(RuntimeError, match="no summary"):
         run_side_by_side(["--add", str(tmp_path / "absent")], tmp_path / "others", 1)

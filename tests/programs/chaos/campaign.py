@@ -7,10 +7,12 @@ import argparse
 import json
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +30,13 @@ from tests.programs.chaos.observer import RUN
 from tests.programs.chaos.plan import FAULTS_PER_RUN, STORES, RunPlan, plan_run
 from tests.programs.chaos.reference_run import train_reference_of
 from tests.programs.chaos.replayed import Replayed, replay_segments
-from tests.programs.chaos.side_by_side import run_side_by_side
 from tests.programs.chaos.summary import Outcome, Summary, added
 from tests.programs.chaos.summary_text import as_json, as_markdown, from_json, one_line
 from tests.session_folder import close_session, open_session
 
 _SERVER_SECONDS = 120.0
+WHOLE = (0, 1)
+"""The share of one who does all runs: from the first on, every one."""
 
 
 class Campaign:
@@ -162,7 +165,7 @@ def _options(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30.0, help="no further run is begun after these")
     parser.add_argument("--faults", type=int, default=FAULTS_PER_RUN, help="faults of each run")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with a server of its own")
-    parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=int, nargs=2, default=WHOLE, help=argparse.SUPPRESS)
     parser.add_argument("--replay", type=int, help="the seed of one run, to do the same to it again")
     parser.add_argument(
         "--forked", action="store_true", help="fork commands instead of starting them: more in the time"
@@ -190,14 +193,36 @@ def main(words: list[str] | None = None) -> int:
     elif options.jobs > 1:
         began = time.monotonic()
         given = sys.argv[1:] if words is None else words
-        summary = added(
-            [_read(place) for place in run_side_by_side(given, folder, options.jobs)], seconds=time.monotonic() - began
-        )
+        apart = run_side_by_side(given, folder, options.jobs)
+        summary = added(apart, seconds=time.monotonic() - began)
     else:
         summary = _campaign(options, folder)
     _write(folder, summary)
-    print(as_markdown(summary), f"written to {folder}", sep="\n")
+    if options.share == WHOLE:
+        print(as_markdown(summary), f"written to {folder}", sep="\n")
     return int(summary.violations > 0)
+
+
+def run_side_by_side(words: Sequence[str], folder: Path, jobs: int) -> list[Summary]:
+    """Run a campaign for each job, a process with a server, ports, a folder and a share of the runs of its own.
+
+    Raises `RuntimeError` where one ended without a summary: what it would have found is not known.
+    """
+    places = [folder / f"job-{number}" for number in range(jobs)]
+    own = [("--jobs", "1", "--share", str(number), str(jobs), "--out", str(places[number])) for number in range(jobs)]
+    command = [sys.executable, "-m", "tests.programs.chaos.campaign", *words]
+    started = [subprocess.Popen([*command, *more]) for more in own]  # of an option that is given twice the last counts
+    try:
+        for process in started:
+            process.wait()
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait()
+    silent = [place for place in places if not (place / "summary.json").exists()]
+    if silent:
+        raise RuntimeError(f"no summary in {', '.join(map(str, silent))}; the job's words are above")
+    return [_read(place) for place in places]
 
 
 def _campaign(options: argparse.Namespace, folder: Path) -> Summary:
