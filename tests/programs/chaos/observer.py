@@ -27,8 +27,8 @@ class Observer:
     def state(self) -> RunState:
         """Return the run's state now, and remember the newest entry."""
         state = self._log.refresh()
-        if self._log._head is not None:
-            self.seen[self._log.seq] = self._log._head.entry.write_id
+        if self._log.head is not None:
+            self.seen[self._log.seq] = self._log.head.entry.write_id
         return state
 
     def newest_seq(self) -> int:
