@@ -14,6 +14,7 @@ from typing import Protocol
 import pytest
 
 from cairn.cli.command import run_command
+from tests.processes.waiting import patience_seconds
 
 ROOT = Path(__file__).parents[1]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -99,7 +100,7 @@ def run_python(
         umask=umask,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=patience_seconds(),
         check=False,
     )
     return Ended(code=done.returncode, out=done.stdout, err=done.stderr)

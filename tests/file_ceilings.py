@@ -14,9 +14,7 @@ import pytest
 VARIABLE = "CAIRN_TEST_CEILINGS"
 USUAL_SECONDS = 25.0
 CEILINGS: dict[str, float] = {
-    "tests/chaos/test_short_campaign.py": 60.0,
     "tests/crash/test_approval.py": 30.0,
-    "tests/crash/test_one_file.py": 40.0,  # its processes are not forked: each imports everything anew
     "tests/protocol/test_enumeration.py": 45.0,
     "tests/wiring/test_configuration_keys.py": 40.0,  # a case a key
     "tests/wiring/test_mutants.py": 1200.0,

@@ -141,7 +141,9 @@ def test_the_parameters_of_an_own_network_are_those_of_its_trial(
 ) -> None:
     sizes = AttemptSizes(micro_batch=4, activation_checkpointing=False)
     estimate = preflight.estimate_trainer(written.config, 257, sizes, UNKNOWN_MEMORY)
-    monkeypatch.setattr(preflight.machine_speed, "try_module", lambda *given: replace(estimate, parameters_bytes=4 * 1234))
+    monkeypatch.setattr(
+        preflight.machine_speed, "try_module", lambda *given: replace(estimate, parameters_bytes=4 * 1234)
+    )
     own = written.config.model.model_copy(update={"module": "net.py:build"})
     plan = planned(written, written.config.model_copy(update={"model": own}))
     assert plan.parameters == 1234

@@ -1,4 +1,4 @@
-"""Ends: a campaign that is told to go leaves nothing behind, and a command that does not end is a violation."""
+"""A campaign that is told to go leaves nothing behind, a command that does not end is a violation, and its observer."""
 
 import subprocess
 import sys
@@ -8,10 +8,14 @@ import psutil
 import pytest
 
 from cairn.storage.logs.run_log import fold
+from cairn.storage.stores.local_store import LocalStore
+from tests.fabricated_run import fabricate
 from tests.processes.waiting import patience_seconds, wait_for
 from tests.programs.chaos.environment import CommandEnd, Started
 from tests.programs.chaos.judge import _ends
-from tests.programs.chaos.plan import Kind
+from tests.programs.chaos.kinds import Kind
+from tests.programs.chaos.observer import RUN, Observer
+from tests.programs.chaos.processes import Processes
 
 pytestmark = pytest.mark.xdist_group("chaos")
 
@@ -25,6 +29,14 @@ def test_a_command_that_does_not_end_after_the_last_fault_is_a_violation(
     end = CommandEnd(after=Kind.KILL_OWN_SERVER, seconds=seconds)
     command = Started(process=process, output=tmp_path, number=1, end=end)
     assert len(list(_ends([command], fold([]), 10.0))) == said
+
+
+def test_what_was_seen_in_the_log_is_remembered_with_the_number_of_its_entry(tmp_path: Path) -> None:
+    run = fabricate(LocalStore(tmp_path), RUN)
+    run.start()
+    observer = Observer(run.log.store, Processes("nobody's"))
+    newest = observer.newest_seq()
+    assert observer.seen == {newest: run.log.read_entries()[newest].write_id}
 
 
 @pytest.mark.slow

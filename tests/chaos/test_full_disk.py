@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from cairn.tasks.data.snapshot_build import build_snapshot
 from tests.crash.training_command import Command
 from tests.memory_store import MemoryStore
 from tests.processes.waiting import patience_seconds
-from tests.programs.chaos.environment import mount
+from tests.programs.chaos.environment import fill, mount
 
 TEXT = "\n\n".join(f"Stone {number} lies on stone {number * 7 % 997}." for number in range(20_000))
 DATA = DataConfig(sources=("corpus.txt",), tokenizer="bytes")
@@ -60,8 +59,6 @@ def test_a_run_that_begins_on_a_full_disk_may_be_tried_again_and_is_no_misuse(tm
 
 
 def _fill(ballast: Path, room_bytes: int) -> None:
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(b"\0" * 65536):
-            pass
+    fill(ballast)
     with ballast.open("r+b") as file:
         file.truncate(ballast.stat().st_size - room_bytes)

@@ -5,26 +5,15 @@ from pathlib import Path
 import pytest
 
 from tests.crash.prefect_api import SETTLED
+from tests.programs.chaos.campaign import run_side_by_side
 from tests.programs.chaos.environment import CommandEnd, Kill
 from tests.programs.chaos.faults import InjectedFault
 from tests.programs.chaos.flips import flipped
-from tests.programs.chaos.plan import (
-    ENDING,
-    KILLS,
-    MOMENTS,
-    STARTING,
-    STEPS,
-    Fault,
-    Kind,
-    Moment,
-    plan_run,
-    possible_kinds,
-)
+from tests.programs.chaos.kinds import ENDING, FACTS, KILLS, Kind, Moment
+from tests.programs.chaos.plan import STARTING, STEPS, Fault, plan_run, possible_kinds
 from tests.programs.chaos.processes import Role, role_of
-from tests.programs.chaos.reasons import REASONS
-from tests.programs.chaos.side_by_side import run_side_by_side, words_of_job
-from tests.programs.chaos.summary import Outcome, added, summarize
-from tests.programs.chaos.summary_text import as_json, as_markdown, as_text, from_json
+from tests.programs.chaos.summary import Outcome, Summary, added
+from tests.programs.chaos.summary_text import as_json, as_markdown, from_json
 
 PLANS = [plan_run(seed, store=store) for seed in range(200) for store in ("local", "s3")]
 
@@ -37,7 +26,7 @@ def test_one_seed_is_one_plan_and_another_seed_another() -> None:
 def test_every_kind_and_every_moment_is_drawn_sooner_or_later() -> None:
     drawn = {(fault.kind, fault.moment) for plan in PLANS for fault in plan.faults}
     assert {kind for kind, _ in drawn} == set(Kind)
-    assert {(kind, moment) for kind, moments in MOMENTS.items() for moment in moments} <= drawn
+    assert {(kind, moment) for kind, facts in FACTS.items() for moment in facts.moments} <= drawn
 
 
 def test_faults_come_in_the_order_of_their_steps_within_the_run() -> None:
@@ -79,7 +68,7 @@ def test_only_what_means_something_for_the_store_is_drawn(store: str) -> None:
 
 
 def test_faults_that_must_cost_nothing_explain_no_end() -> None:
-    assert set(Kind) - REASONS.keys() == {
+    assert {kind for kind, facts in FACTS.items() if not facts.reasons} == {
         Kind.KILL_EVALUATOR,
         Kind.KILL_SERVER,
         Kind.KILL_OWN_SERVER,
@@ -144,6 +133,10 @@ def outcome(seed: int, *violations: str) -> Outcome:
     )
 
 
+def of_all(*outcomes: Outcome, seconds: float = 60.0) -> Summary:
+    return Summary(outcomes=outcomes, seconds=seconds)
+
+
 def test_only_a_command_has_a_server_of_its_own_and_no_other_is_killed_then() -> None:
     own = [plan for plan in PLANS if plan.has_own_server]
     assert {plan.driver for plan in own} == {"command"}
@@ -151,46 +144,43 @@ def test_only_a_command_has_a_server_of_its_own_and_no_other_is_killed_then() ->
 
 
 def test_the_summary_says_how_long_commands_took_from_the_last_fault_to_their_end() -> None:
-    assert "(median, longest): kill-flow 2: 5.5, 7.0" in as_text(summarize([outcome(7)], 60.0))
+    assert "(median, longest): kill-flow 2: 5.5, 7.0" in as_markdown(of_all(outcome(7)))
 
 
 def test_the_summary_names_kills_goodput_and_the_seed_of_each_violation() -> None:
     done = outcome(7, "other bits: a is not b")
-    summary = summarize([done], 60.0)
-    assert (summary.kills, summary.faults, summary.goodput) == (2 * len(done.injected), len(done.injected), 0.8)
-    assert sum(cell.count for cell in summary.table) == len(done.injected)
-    assert sum(cell.kills for cell in summary.table) == summary.kills
-    assert f"{len(done.injected)} within three seconds of their command's start, 0 launchers" in as_text(summary)
-    assert "seed 7 (local" in as_text(summary) and "other bits" in as_text(summary)
+    summary = of_all(done)
+    assert (summary.kills, len(summary.struck), summary.goodput) == (2 * len(done.injected), len(done.injected), 0.8)
+    assert summary.counts().total() == len(done.injected)
+    assert sum(summary.kills_of(*cell) for cell in summary.counts()) == summary.kills
+    text = as_markdown(summary)
+    assert f"{len(done.injected)} within three seconds of their command's start, 0 launchers" in text
+    assert "seed 7 (local" in text and "other bits" in text
 
 
 def test_campaigns_add_up_to_what_one_campaign_of_all_their_runs_would_say() -> None:
-    apart = [summarize([outcome(seed)], 30.0) for seed in (7, 8)]
-    assert added(apart) == summarize([outcome(7), outcome(8)], 60.0)
+    apart = [of_all(outcome(seed), seconds=30.0) for seed in (8, 7)]
+    assert added(apart) == of_all(outcome(7), outcome(8))
 
 
 def test_a_written_summary_is_read_back_as_it_was() -> None:
-    summary = summarize([outcome(7, "other bits")], 60.0)
+    summary = of_all(outcome(7, "other bits"))
     assert from_json(as_json(summary), where="here") == summary
 
 
 def test_the_markdown_has_every_kind_that_struck_and_the_seeds_as_ranges() -> None:
-    text = as_markdown(summarize([outcome(seed) for seed in (7, 8, 9, 12)], 60.0))
+    text = as_markdown(of_all(*map(outcome, (7, 8, 9, 12))))
     assert "seeds: local 7-9, 12" in text
     for seed in (7, 8, 9, 12):
         assert all(f"| {fault.kind} |" in text for fault in plan_run(seed, store="local").faults)
 
 
-def test_a_job_does_its_share_in_its_own_folder_one_run_at_a_time(tmp_path: Path) -> None:
-    words = words_of_job(["--runs", "9", "--jobs", "2", "--out=x", "--out", "y", "--seed", "3"], 1, 2, tmp_path)
-    assert words == ["--runs", "9", "--seed", "3", "--share", "1", "2", "--out", str(tmp_path)]
-
-
 @pytest.mark.slow
 def test_jobs_side_by_side_each_leave_a_summary_and_one_that_cannot_is_an_error(tmp_path: Path) -> None:
-    summary = summarize([outcome(7)], 60.0)
+    summary = of_all(outcome(7))
     (tmp_path / "summary.json").write_bytes(as_json(summary))
-    places = run_side_by_side(["--add", str(tmp_path)], tmp_path / "jobs", 2)
-    assert [from_json((place / "summary.json").read_bytes(), where="job") for place in places] == [summary, summary]
+    given = ["--add", str(tmp_path), "--jobs", "2", "--out", str(tmp_path / "another")]
+    assert run_side_by_side(given, tmp_path / "jobs", 2) == [summary, summary]
+    assert not (tmp_path / "another").exists()
     with pytest.raises(RuntimeError, match="no summary"):
         run_side_by_side(["--add", str(tmp_path / "absent")], tmp_path / "others", 1)

@@ -3,18 +3,23 @@
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from cairn.storage.stores.s3_store import S3Store
+from tests.crash.chromium import started_chromium
 from tests.crash.deployed_run import client, flow_run, launch, log
 from tests.crash.prefect_api import JOB_TEMPLATE, Prefect, cancel_waiting_flow_runs, prefect_command
-from tests.crash.prefect_server import shared_server
+from tests.crash.prefect_server import copy_untouched_database, shared_server
 from tests.crash.session_runs import scarred_run, undisturbed_run
 from tests.crash.training_command import Command
 from tests.log_judge import judge_store
 from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import S3Server, s3_server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 __all__ = ["client", "flow_run", "launch", "log"]
 
@@ -35,6 +40,13 @@ def architecture() -> str:
 def command(tmp_path: Path, api_url: str, architecture: str) -> Command:
     """A fresh folder to train in."""
     return Command(tmp_path, api_url, architecture=architecture)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Command:
+    """A command that is told of no server; its own has no tables to make."""
+    copy_untouched_database(tmp_path)
+    return Command(tmp_path, "")
 
 
 @pytest.fixture
@@ -76,6 +88,13 @@ def undisturbed_sha256(api_url: str, architecture: str) -> str:
 def scarred(api_url: str) -> Command:
     """The run that met every fault, made once a session and not to be changed."""
     return scarred_run(api_url)
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """A headless Chromium that is installed here."""
+    with started_chromium() as chromium:
+        yield chromium
 
 
 @pytest.fixture

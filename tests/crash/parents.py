@@ -11,11 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from tests.crash.training_command import configuration
+from tests.crash.training_command import RUN, configuration
 from tests.processes.fork_server import ROOT
 from tests.processes.waiting import prompt_seconds, wait_until
 
-SETTLED_STEPS = 6
 SUITE = """
 [[evaluation.evaluators]]
 name = "sleeper"
@@ -48,6 +47,7 @@ def _cairn(*words: str) -> tuple[str, ...]:
     return ("-m", "cairn.cli.command", *words)
 
 
+_EVALUATE = _cairn("evaluate", RUN, "--suite", "{suite}", "--store", "{settled}")
 _TRAIN = ("train", "{config}", "--run-id", "r", "--store", "{folder}/store", "--set")
 PARENTS: Mapping[str, Parent] = {
     "command of one process": Parent(words=_cairn(*_TRAIN, "training.processes=1"), span_seconds=4.0),
@@ -55,14 +55,10 @@ PARENTS: Mapping[str, Parent] = {
     "parent of a launcher": Parent(words=("-c", LAUNCHES), span_seconds=4.0),
     "launcher": Parent(words=("-c", LAUNCHES), span_seconds=4.0, victim="cairn.tasks.trainer.trainer_group"),
     "python interface": Parent(words=("-c", TRAINS, "{config}", "{folder}/store"), span_seconds=4.0),
-    "evaluation": Parent(words=_cairn("evaluate", "r", "--suite", "{suite}", "--store", "{settled}"), span_seconds=4.0),
-    "evaluator": Parent(
-        words=_cairn("evaluate", "r", "--suite", "{suite}", "--store", "{settled}"),
-        span_seconds=4.0,
-        victim="cairn.tasks.evaluator.evaluator",
-    ),
-    "replay": Parent(words=_cairn("replay", "r", "--store", "{settled}"), span_seconds=5.0),
-    "query": Parent(words=_cairn("sql", "r", "select * from steps", "--store", "{settled}"), span_seconds=1.5),
+    "evaluation": Parent(words=_EVALUATE, span_seconds=4.0),
+    "evaluator": Parent(words=_EVALUATE, span_seconds=4.0, victim="cairn.tasks.evaluator.evaluator"),
+    "replay": Parent(words=_cairn("replay", RUN, "--store", "{settled}"), span_seconds=5.0),
+    "query": Parent(words=_cairn("sql", RUN, "select * from steps", "--store", "{settled}"), span_seconds=1.5),
     "parser": Parent(words=("-c", PARSES), span_seconds=1.0),
 }
 
@@ -94,7 +90,7 @@ class Killer:
         self._parent, self._root, self._settled = parent, root, settled
         self._suite, self._config = root / "suite.toml", root / "run.toml"
         self._suite.write_text(SUITE, encoding="utf-8")
-        self._config.write_text(configuration(steps=SETTLED_STEPS), encoding="utf-8")
+        self._config.write_text(configuration(steps=6), encoding="utf-8")
         self.struck: list[Path] = []
 
     def strike(self, seconds: float) -> None:

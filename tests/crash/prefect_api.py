@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,25 @@ def flow_runs(api_url: str, flow: str) -> list[dict[str, Any]]:
     return found
 
 
+def flow_run(api_url: str, flow_run_id: str | None) -> dict[str, Any]:
+    """Return what the server knows of a flow run."""
+    (found,) = ask(api_url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})
+    return dict(found)
+
+
+def task_runs(api_url: str, flow_run_id: str) -> list[dict[str, Any]]:
+    """Return the task runs of a flow run, in the order in which they began."""
+    found = ask(api_url, "task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}, "limit": 200})
+    return sorted(found, key=lambda item: str(item["start_time"]))
+
+
+def edges(found: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the names of the task runs that each of these follows, by whatever input."""
+    names = {item["id"]: item["name"] for item in found}
+    inputs = ((item["name"], [one for given in item["task_inputs"].values() for one in given]) for item in found)
+    return {name: sorted(names[one["id"]] for one in given) for name, given in inputs}
+
+
 def cancel_waiting_flow_runs(api_url: str) -> None:
     """Cancel every flow run that a worker could still take."""
     waiting = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED", "PENDING", "PAUSED"]}}}}
@@ -63,21 +82,41 @@ def run_page(api_url: str, flow_run_id: str) -> str:
     return str(page["data"])
 
 
-def prefect_command(command: Command, api_url: str) -> Prefect:
-    """Return the `prefect` command, as `make up` uses it, for this run's store."""
-    environment = {
+def environment_of(command: Command, api_url: str, **variables: str) -> dict[str, str]:
+    """Return the environment of Prefect's programs for this run's store; a worker asks for work each second."""
+    return {
         **os.environ,
         "PREFECT_API_URL": api_url,
         "PREFECT_HOME": str(command.folder / "prefect"),
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
         "CAIRN_STORE": str(command.folder / "store"),
         "CAIRN_CACHE": str(command.folder / "cache"),
+        **variables,
     }
 
-    def run(*arguments: str, folder: Path = ROOT) -> None:
+
+def start_beside(command: Command, environment: Mapping[str, str], name: str, *words: str) -> "subprocess.Popen[bytes]":
+    """Start a program of Prefect's that runs all the time, in a session of its own; NAME.txt has what it says."""
+    with (command.folder / f"{name}.txt").open("ab") as output:
+        return subprocess.Popen(
+            [*SETTLED, *words],
+            cwd=command.folder,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def prefect_command(command: Command, api_url: str, **variables: str) -> Prefect:
+    """Return the `prefect` command, as `make up` uses it, for this run's store."""
+    environment = environment_of(command, api_url, **variables)
+
+    def run(*arguments: str, folder: Path = ROOT, **more: str) -> None:
         done = subprocess.run(
             [*SETTLED, "prefect", *arguments],
             cwd=folder,
-            env=environment,
+            env={**environment, **more},
             capture_output=True,
             text=True,
             timeout=400,
@@ -86,3 +125,14 @@ def prefect_command(command: Command, api_url: str) -> Prefect:
         assert done.returncode == 0, done.stdout + done.stderr
 
     return run
+
+
+def launch(prefect: Prefect, command: Command, *words: str, **parameters: object) -> None:
+    """Have a flow run of `train-gpt` made for the command's configuration; `words` are options of `deployment run`."""
+    given = {"config": str(command.folder / "run.toml"), **parameters}
+    prefect("deployment", "run", "train-gpt/train-gpt", "--params", json.dumps(given), *words)
+
+
+def work(prefect: Prefect, **variables: str) -> None:
+    """Have a worker run what waits for one, and leave."""
+    prefect("worker", "start", "--pool", "cairn", "--run-once", **variables)

@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.flows.orchestrator.prefect_settings import prefect_home
@@ -86,13 +85,6 @@ def kept_port() -> int:
     return port
 
 
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """A Prefect server that somebody else started and ends."""
-
-    url: str
-
-
 def shared_server() -> str:
     """Return the address of the session's server, started by the first process that asks."""
     return once("prefect-server", _start_shared)
@@ -114,6 +106,12 @@ def _start_shared() -> str:
 def own_database(folder: Path) -> Path:
     """Return the database of the temporary server of a command whose work folder is `cache` in this folder."""
     return prefect_home({"CAIRN_CACHE": str(folder / "cache")}) / "prefect.db"
+
+
+def own_flow_runs(folder: Path) -> list[tuple[str, str]]:
+    """Return id and state of the flow runs that such a server has."""
+    with closing(sqlite3.connect(own_database(folder))) as database:
+        return database.execute("select id, state_name from flow_run").fetchall()
 
 
 def copy_untouched_database(folder: Path) -> None:

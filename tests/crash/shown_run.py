@@ -1,6 +1,6 @@
 """What a Prefect server knows of a run's last flow run."""
 
-from tests.crash.prefect_api import ask
+from tests.crash.prefect_api import ask, edges, flow_run, task_runs
 from tests.crash.training_command import RUN, Command
 
 
@@ -23,34 +23,31 @@ class ShownRun:
 
     def __init__(self, command: Command) -> None:
         self.command, self.api_url, self.flow_run_id = command, command.api_url, flow_run_of(command)
-        self._filters = {"flow_runs": {"id": {"any_": [self.flow_run_id]}}, "limit": 200}
 
     def task_runs(self) -> dict[str, str]:
         """Return the state of each task run by its name."""
-        return {item["name"]: item["state_name"] for item in ask(self.api_url, "task_runs/filter", self._filters)}
+        return {item["name"]: item["state_name"] for item in task_runs(self.api_url, self.flow_run_id)}
 
     def edges(self) -> dict[str, list[str]]:
         """Return the names of the task runs that each one follows, in the order in which they began."""
-        found = sorted(ask(self.api_url, "task_runs/filter", self._filters), key=lambda item: str(item["start_time"]))
-        names = {item["id"]: item["name"] for item in found}
-        inputs = ((item["name"], [one for given in item["task_inputs"].values() for one in given]) for item in found)
-        return {name: sorted(names[one["id"]] for one in given) for name, given in inputs}
+        return edges(task_runs(self.api_url, self.flow_run_id))
 
     def task_tags(self) -> list[list[str]]:
         """Return the tags of the task runs that have any."""
-        return [item["tags"] for item in ask(self.api_url, "task_runs/filter", self._filters) if item["tags"]]
+        return [item["tags"] for item in task_runs(self.api_url, self.flow_run_id) if item["tags"]]
 
     def tags(self) -> list[str]:
         """Return the tags of the flow run."""
-        return sorted(ask(self.api_url, "flow_runs/filter", self._filters)[0]["tags"])
+        return sorted(flow_run(self.api_url, self.flow_run_id)["tags"])
 
     def name(self) -> str:
         """Return the name of the flow run."""
-        return str(ask(self.api_url, "flow_runs/filter", self._filters)[0]["name"])
+        return str(flow_run(self.api_url, self.flow_run_id)["name"])
 
     def artifacts(self) -> list[str]:
         """Return the keys of the flow run's artifacts, one for each card."""
-        return [item["key"] for item in ask(self.api_url, "artifacts/filter", self._filters)]
+        rule = {"flow_runs": {"id": {"any_": [self.flow_run_id]}}}
+        return [item["key"] for item in ask(self.api_url, "artifacts/filter", rule)]
 
     def newest_table(self, key: str) -> str:
         """Return the newest artifact of this key that belongs to the flow run."""

@@ -10,7 +10,6 @@ from tests.crash.approval import answer, asked, offering, registry
 from tests.crash.prefect_api import ask, log_of
 from tests.crash.shown_run import ShownRun, flow_run_of
 from tests.crash.training_command import Command
-from tests.crash.victims import kill_flow
 from tests.entries import refusals
 from tests.processes.waiting import patience_seconds, wait_for
 
@@ -76,14 +75,6 @@ def test_a_day_without_an_answer_leaves_the_alias_alone_and_a_person_who_types_p
     assert champion is not None and champion.why.endswith(": I have read it")
 
 
-@pytest.mark.slow  # quick witness: `tests/cairn/test_promotion_commands.py`, nobody is asked where no server is named
-def test_nobody_is_waited_for_where_only_the_command_knows_the_server(trained: Command) -> None:
-    process = trained.start_verb("train", "run.toml", "--run-id", "bard", *offering("alone"), PREFECT_API_URL="")
-    assert process.wait(timeout=patience_seconds()) == 0, trained.output()
-    assert "no Prefect server is named" in trained.output()
-    assert registry(trained, "alone").history == ()
-
-
 @pytest.mark.slow
 def test_promote_in_another_terminal_ends_the_waiting(trained: Command) -> None:
     process, _ = asked(trained, "elsewhere")
@@ -102,17 +93,6 @@ def test_a_notice_while_a_person_is_waited_for_ends_the_command_resumable(
     process.send_signal(number)
     assert process.wait(timeout=patience_seconds()) == code, trained.output()
     assert registry(trained, number.name).history == ()
-
-
-@pytest.mark.slow  # quick witness: `tests/chaos/test_short_campaign.py`, killed during its promotion
-def test_a_run_killed_between_its_end_and_its_promotion_is_promoted_by_the_same_command(command: Command) -> None:
-    process = command.start(CAIRN_FAULTS="pause-evaluator@1")
-    command.wait_for_fault("pause-evaluator@1", process)  # promotion waits for the evaluator
-    wait_for(lambda: command.state().finished is not None, process, "the end", command.output)
-    kill_flow(process)
-    assert registry(command, "champion").history == ()
-    command.train()
-    assert [type(body) for _, body in registry(command, "champion").history] == [Promoted]
 
 
 @pytest.mark.slow  # quick witness: `tests/tasks/test_evaluation_run.py`, an interrupted one leaves nothing on record

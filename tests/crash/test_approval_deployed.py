@@ -4,7 +4,7 @@ import pytest
 
 from cairn.storage.logs.registry import Registry
 from tests.crash.approval import answer, offering
-from tests.crash.prefect_api import Prefect, flow_runs, log_of, run_page
+from tests.crash.prefect_api import Prefect, flow_runs, launch, log_of, run_page, work
 from tests.crash.training_command import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -15,24 +15,22 @@ def test_a_deployed_run_leaves_its_machine_while_a_person_thinks(
     command: Command, api_url: str, prefect: Prefect
 ) -> None:
     overrides = [word for word in offering("champion") if word != "--set"]
-    parameters = (f"config={command.folder / 'run.toml'}", "run_id=bard", f"store={command.folder / 'store'}")
-    given = [word for parameter in parameters for word in ("-p", parameter)]
-    prefect("deployment", "run", "train-gpt/train-gpt", *given, "-p", f"overrides={overrides}".replace("'", '"'))
-    prefect("worker", "start", "--pool", "cairn", "--run-once")
+    launch(prefect, command, run_id="bard", store=str(command.folder / "store"), overrides=overrides)
+    work(prefect)
     here = command.store.url  # as its start has written it; other tests' flow runs are on the same server
-    (flow_run,) = [item for item in flow_runs(api_url, "train-gpt") if item["parameters"].get("store") == here]
-    assert flow_run["state_name"] == "Suspended"
+    (asking,) = [item for item in flow_runs(api_url, "train-gpt") if item["parameters"].get("store") == here]
+    assert asking["state_name"] == "Suspended"
     assert Registry(command.store, "champion").refresh().history == ()
     question = "may champion point at bard@60? It waits for approval until 20"
-    assert question in (log := log_of(api_url, flow_run["id"])) and "Traceback" not in log
-    assert f"/runs/flow-run/{flow_run['id']}, or `cairn promote bard@60`" in log
-    page = run_page(api_url, flow_run["id"])
+    assert question in (log := log_of(api_url, asking["id"])) and "Traceback" not in log
+    assert f"/runs/flow-run/{asking['id']}, or `cairn promote bard@60`" in log
+    page = run_page(api_url, asking["id"])
     assert "**May `champion` point at `bard@60`? It waits for approval until 20" in page
-    assert f"](../../runs/flow-run/{flow_run['id']})" in page
-    answer(api_url, flow_run["id"], approve=True, by="ann", why="it rhymes")
-    prefect("worker", "start", "--pool", "cairn", "--run-once")
-    champion = Registry(command.store, "champion").refresh().champion
+    assert f"](../../runs/flow-run/{asking['id']})" in page
+    answer(api_url, asking["id"], approve=True, by="ann", why="it rhymes")
+    work(prefect)
+    champion = command.champion()
     assert champion is not None and (champion.by, champion.step) == ("ann", 60)
     assert len(command.state().attempts) == 1
-    assert "waits for approval" not in run_page(api_url, flow_run["id"])
-    assert log_of(api_url, flow_run["id"]).count(question) == 1
+    assert "waits for approval" not in run_page(api_url, asking["id"])
+    assert log_of(api_url, asking["id"]).count(question) == 1

@@ -15,7 +15,6 @@ from tests.wiring.flow_in_process import FlowWorld, NotedWarmTrainer, answer_for
 
 pytestmark = pytest.mark.xdist_group("both-executors")  # each case compares itself with the other executor's
 DISTURBANCES = {
-    "none": "none@-1",
     "preempt": "preempt@13",
     "kill": "kill@13",
     "oom": "out-of-memory@13",
@@ -73,6 +72,6 @@ def test_both_executors_leave_the_same_bits_receipts_and_decisions(
     record = record_of(world, warm.waited)
     reasons = {"kill": "lost", "preempt": "preempted"}.get(disturbance, disturbance)
     ends = [reason for reason, *_ in record["receipts"]]
-    assert ends == (["completed"] if disturbance in ("none", "evaluator") else [reasons, "completed"])
+    assert ends == (["completed"] if disturbance == "evaluator" else [reasons, "completed"])
     assert record["finished"] is not None and record["champion"] is not None
     assert record == RECORDS.setdefault(disturbance, record), "the other executor left this"

@@ -12,30 +12,21 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cairn.flows.run.steps import Chain, steps_by
 from cairn.tasks.train_segment import Segment
-from tests.crash.prefect_api import ask
+from tests.crash.prefect_api import edges, task_runs
 from tests.processes.waiting import wait_until
 from tests.wiring.flow_in_process import FlowWorld, NotedWarmTrainer, answer_for_evaluators
 
-Edges = dict[str, list[str]]
+PROMOTED = "promote step 20 to champion"
 
 
-def task_runs(api_url: str, flow_run_id: str, last: str) -> list[dict[str, Any]]:
+def ended_task_runs(api_url: str, flow_run_id: str, last: str = PROMOTED) -> list[dict[str, Any]]:
     """Return the task runs, once the server knows the last one: it learns of them by events, later."""
-    rule = {"flow_runs": {"id": {"any_": [flow_run_id]}}, "limit": 200}
 
-    def found() -> list[dict[str, Any]]:
-        return list(ask(api_url, "task_runs/filter", rule))
+    def has_ended() -> bool:
+        return any(item["name"] == last and item["end_time"] for item in task_runs(api_url, flow_run_id))
 
-    wait_until(lambda: any(item["name"] == last and item["end_time"] for item in found()), f"the end of {last}")
-    return found()
-
-
-def edges_of(api_url: str, flow_run_id: str, last: str = "promote step 20 to champion") -> Edges:
-    """Return the names of the task runs that each one follows, by whatever input."""
-    found = task_runs(api_url, flow_run_id, last)
-    names = {item["id"]: item["name"] for item in found}
-    inputs = {item["name"]: [one for given in item["task_inputs"].values() for one in given] for item in found}
-    return {name: sorted(names[one["id"]] for one in given) for name, given in inputs.items()}
+    wait_until(has_ended, f"the end of {last}")
+    return task_runs(api_url, flow_run_id)
 
 
 @pytest.fixture
@@ -70,7 +61,8 @@ def trained(world: FlowWorld, *settings: str, fault: str = "none@-1") -> str:
 def test_each_task_run_follows_what_comes_right_before_it_in_the_chain_and_nothing_else(
     world: FlowWorld, server: str
 ) -> None:
-    assert edges_of(server, trained(world, "checkpoint.every_steps=10", "evaluation.every_commits=1")) == {
+    flow_run_id = trained(world, "checkpoint.every_steps=10", "evaluation.every_commits=1")
+    assert edges(ended_task_runs(server, flow_run_id)) == {
         "tokenize-and-split": [],
         "train-segment 0-10, attempt 1": ["tokenize-and-split"],
         "commit-checkpoint 10, attempt 1": ["train-segment 0-10, attempt 1"],
@@ -83,10 +75,10 @@ def test_each_task_run_follows_what_comes_right_before_it_in_the_chain_and_nothi
 
 
 def test_a_segment_that_failed_is_followed_by_that_of_the_next_attempt(world: FlowWorld, server: str) -> None:
-    edges = edges_of(server, trained(world, "checkpoint.every_steps=10", fault="kill@13"))
-    (again,) = [name for name in edges if name.startswith("train-segment 10-20, attempt 2")]
-    assert edges[again] == ["train-segment 10-20, attempt 1"]
-    assert edges["promote step 20 to champion"] == ["evaluate 20"]
+    follows = edges(ended_task_runs(server, trained(world, "checkpoint.every_steps=10", fault="kill@13")))
+    (again,) = [name for name in follows if name.startswith("train-segment 10-20, attempt 2")]
+    assert follows[again] == ["train-segment 10-20, attempt 1"]
+    assert follows[PROMOTED] == ["evaluate 20"]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +99,6 @@ def test_however_a_step_has_ended_what_follows_it_is_performed_and_completes(ser
         )
 
     perform()
-    found = task_runs(server, ids[0], "after")
+    found = ended_task_runs(server, ids[0], "after")
     assert (performed, {item["name"]: item["state_name"] for item in found}["after"]) == ([5], "Completed")
-    assert edges_of(server, ids[0], "after")["after"][0].startswith("before")
+    assert edges(found)["after"][0].startswith("before")

@@ -30,8 +30,7 @@ def test_a_changed_byte_is_found_by_the_trainer_that_loads_it_and_costs_one_chec
     command.store.write(key, bytes(data))
     command.train(*settings)
     state = command.state()
-    ends = [attempt.ended.reason for attempt in state.attempts if attempt.ended]
-    assert (damaged.step, ends) == (10, ["lost", "storage", "completed"])
+    assert (damaged.step, command.reasons()) == (10, ["lost", "storage", "completed"])
     resumed = [attempt.started.resumed_from for attempt in state.attempts]
     assert [reference.step for reference in resumed if reference] == [10, 5]
     quarantined = next(record for record in state.checkpoints if record.committed == damaged)

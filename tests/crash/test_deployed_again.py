@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,9 +10,8 @@ from uuid import uuid4
 import pytest
 import yaml
 from prefect import flow
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cairn.flows.orchestrator.deployment_setup import compare, digests
 from cairn.flows.orchestrator.server_setup import set_up
@@ -88,13 +87,6 @@ def settled(answer: Any) -> Any:
     if isinstance(answer, dict):
         return {key: settled(value) for key, value in answer.items() if key not in ALWAYS_NEW}
     return [settled(item) for item in answer] if isinstance(answer, list) else answer
-
-
-@pytest.fixture
-def client(api_url: str) -> Iterator[SyncPrefectClient]:
-    """The API of the session's server, which this process names as well."""
-    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
-        yield client
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.prefect_api import Prefect, ask, flow_runs, log_of, prefect_command
+from tests.crash.prefect_api import Prefect, ask, flow_runs, launch, log_of, work
 from tests.crash.training_command import Command
 from tests.processes.waiting import patience_seconds, wait_until
 
@@ -17,19 +17,13 @@ LISTED = ["Late", "AwaitingRetry", "Running", "Pending", "Completed", "Cancelled
 
 
 @pytest.fixture
-def train(command: Command, api_url: str, monkeypatch: pytest.MonkeyPatch) -> Train:
+def train(command: Command, api_url: str, prefect: Prefect) -> Train:
     """Have a worker run `train-gpt` once, with a fault; returns the flow run as the deployment page gets it."""
 
     def run(fault: str, *overrides: str) -> FlowRun:
-        monkeypatch.setenv("CAIRN_FAULTS", fault)
-        prefect = prefect_command(command, api_url)
-        parameters = ("-p", f"config={command.folder / 'run.toml'}", "-p", "run_id=bard")
-        words = ", ".join(f'"{override}"' for override in overrides)
-        prefect(
-            *("deployment", "run", "train-gpt/train-gpt", *parameters, "-p", f"overrides=[{words}]"),
-            *("--tag", "mine", "--job-variable", 'env={"CAIRN_MARK": "spot"}'),
-        )
-        prefect("worker", "start", "--pool", "cairn", "--run-once")
+        more = ("--tag", "mine", "--job-variable", 'env={"CAIRN_MARK": "spot"}')
+        launch(prefect, command, *more, run_id="bard", overrides=overrides)
+        work(prefect, CAIRN_FAULTS=fault)
         flow_run_id = command.state().attempts[-1].flow_run_id
         rule = {"flow_runs": {"id": {"any_": [flow_run_id]}, "state": {"name": {"any_": LISTED}}}}
         (shown,) = ask(api_url, "flow_runs/filter", rule)

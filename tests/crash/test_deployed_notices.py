@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.prefect_api import ROOT, Prefect
+from tests.crash.prefect_api import ROOT, Prefect, launch, work
 from tests.crash.training_command import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.linux, pytest.mark.timeout(900)]
@@ -25,7 +25,9 @@ def counted(command: Command, prefect: Prefect, deployed: None, request: pytest.
     name, place = request.param
     template: dict[str, Any] = json.loads((ROOT / "deployments" / "job-template.json").read_text(encoding="utf-8"))
     file = command.folder / "counted"
-    template["job_configuration"]["command"] = f"python -m tests.crash.noticed_engine {name} {place} {file}"
+    template["job_configuration"]["command"] = (
+        f"python -m tests.crash.noticed_command {name} {place} {file} prefect.engine"
+    )
     changed = command.folder / "job-template.json"
     changed.write_text(json.dumps(template), encoding="utf-8")
     prefect("work-pool", "update", "cairn", "--base-job-template", str(changed))
@@ -38,13 +40,10 @@ def counted(command: Command, prefect: Prefect, deployed: None, request: pytest.
     indirect=["counted"],
 )
 def test_a_notice_to_a_deployed_flow_run_is_booked_with_a_receipt(
-    command: Command, prefect: Prefect, counted: Path, name: str, place: str, monkeypatch: pytest.MonkeyPatch
+    command: Command, prefect: Prefect, counted: Path, name: str, place: str
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    overrides = '["training.steps=6", "preemption.signal=SIGUSR1"]'
-    parameters = (f"config={command.folder / 'run.toml'}", "run_id=bard", f"overrides={overrides}")
-    prefect(*("deployment", "run", "train-gpt/train-gpt"), *(word for one in parameters for word in ("-p", one)))
-    prefect("worker", "start", "--pool", "cairn", "--run-once")
+    launch(prefect, command, run_id="bard", overrides=["training.steps=6", "preemption.signal=SIGUSR1"])
+    work(prefect, PYTHONPATH=str(ROOT))
     assert place in counted.read_text(), "the notice was given"
     ends = [record.ended for record in command.state().attempts]
     assert None not in ends

@@ -1,25 +1,16 @@
 """Name, tags and log of a deployed flow run, set on a real server by the process that is the flow run."""
 
-from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.names import generate_slug
 
 from cairn.flows.orchestrator import flow_run_tags
 
 pytestmark = pytest.mark.xdist_group("deployment-steps")
-
-
-@pytest.fixture
-def client(api_url: str) -> Iterator[SyncPrefectClient]:
-    """The API of the session's server, which this process names as well."""
-    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
-        yield client
 
 
 @pytest.fixture

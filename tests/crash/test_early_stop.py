@@ -45,7 +45,7 @@ def test_a_run_that_overfits_stops_says_why_and_ends_with_the_same_bits_through_
     assert f"stopped early at step {finished.step}" in tiny.output() and "× train loss" in finished.stopped
     state = tiny.state()
     assert state.newest_committed is not None and state.newest_committed.committed.step == finished.step
-    assert state.attempts[-1].ended is not None and state.attempts[-1].ended.decision.action == "finish"
+    assert tiny.receipts()[-1].decision.action == "finish"
     best = min(state.evaluations, key=lambda item: item.metrics["val_loss"])
     assert best.manifest_sha256 in {record.committed.manifest_sha256 for record in state.readable}
     assert all(item.verdict is not None for item in state.evaluations)

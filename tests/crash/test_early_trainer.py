@@ -9,10 +9,10 @@ import pytest
 
 from tests.crash.live_owner import QUICK_BEATS
 from tests.crash.training_command import Command
-from tests.crash.victims import kill_flow, trainers_of
+from tests.crash.victims import assert_gone, kill_flow, trainers_of
 from tests.entries import gone_placement
 from tests.fabricated_run import fabricate
-from tests.processes.waiting import patience_seconds, wait_for
+from tests.processes.waiting import wait_for
 
 
 @pytest.fixture
@@ -39,8 +39,7 @@ def test_a_command_killed_before_its_run_begins_leaves_no_trainer(alone: Command
     trainers = trainers_of(process)
     assert alone.state().latest_attempt == 0
     kill_flow(process)
-    _, alive = psutil.wait_procs(trainers, timeout=patience_seconds())
-    assert trainers and not alive
+    assert_gone(trainers)
 
 
 def test_a_run_that_is_refused_while_its_trainer_waits_leaves_no_process(command: Command) -> None:
@@ -48,5 +47,4 @@ def test_a_run_that_is_refused_while_its_trainer_waits_leaves_no_process(command
     process = command.start_verb("train", "--run-id", "bard", *QUICK_BEATS, "--set", "budgets.lost.retries=0")
     seen = children_while(process)
     assert process.returncode == 4, command.output()
-    _, alive = psutil.wait_procs(seen, timeout=patience_seconds())
-    assert seen and not alive
+    assert_gone(seen)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.crash.prefect_api import Prefect, ask, flow_runs
+from tests.crash.prefect_api import Prefect, flow_runs, run_page, work
 from tests.crash.training_command import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,7 +26,7 @@ def test_the_champion_is_measured_under_a_file_by_a_worker_and_nothing_is_traine
     before = command.state()
     run = ("deployment", "run", "evaluate-promoted/evaluate-promoted", "-p", "reference=champion")
     prefect(*run, "-p", f"suite={suite}")
-    prefect("worker", "start", "--pool", "cairn", "--run-once")
+    work(prefect)
     after = command.state()
     [flow_run] = flow_runs(api_url, "evaluate-promoted")
     assert flow_run["state_name"] == "Completed", flow_run["state"]["message"]
@@ -35,5 +35,4 @@ def test_the_champion_is_measured_under_a_file_by_a_worker_and_nothing_is_traine
     assert after.attempts == before.attempts
     # What was superseded may be deleted meanwhile: the worker also takes a scheduled sweep that is due.
     assert [r.committed for r in after.checkpoints] == [r.committed for r in before.checkpoints]
-    [artifact] = ask(api_url, "artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [flow_run["id"]]}}})
-    assert "| this | bard@60 | recorded | count" in artifact["data"]
+    assert "| this | bard@60 | recorded | count" in run_page(api_url, flow_run["id"])

@@ -73,8 +73,8 @@ def test_every_kill_is_on_record_as_the_evaluators(killed: Command) -> None:
 
 
 def test_no_attempt_was_lost_or_charged_for_it(killed: Command) -> None:
-    [attempt] = killed.state().attempts
-    assert attempt.ended is not None and (attempt.ended.reason, attempt.ended.decision.charged) == ("completed", None)
+    [ended] = killed.receipts()
+    assert (ended.reason, ended.decision.charged) == ("completed", None)
 
 
 def test_evaluators_of_ones_own_that_hang_crash_and_lie_touch_nothing(

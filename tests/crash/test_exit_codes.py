@@ -24,8 +24,8 @@ def continued(command: Command, *extra: str) -> int:
 def test_a_spent_budget_leaves_with_4_and_says_which(command: Command) -> None:
     fabricate(command.store, "bard").start(placement=gone_placement())
     assert continued(command, "--set", "budgets.lost.retries=0") == 4, command.output()
-    ended = command.state().attempts[-1].ended
-    assert ended is not None and (ended.reason, ended.decision.action) == ("lost", "stop")
+    ended = command.receipts()[-1]
+    assert (ended.reason, ended.decision.action) == ("lost", "stop")
     assert "lost" in command.output() and "Traceback" not in command.output()
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.crash.prefect_server import copy_untouched_database
 from tests.crash.training_command import configuration
 from tests.processes.waiting import patience_seconds
 
@@ -47,6 +48,7 @@ def test_from_the_command_line_to_the_entry_of_a_commit_are_at_most_twelve_funct
     tmp_path: Path,
 ) -> None:
     (tmp_path / "run.toml").write_text(configuration(steps=5, every_commits=1))
+    copy_untouched_database(tmp_path)
     found = tmp_path / "frames.json"
     subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM, str(ROOT), str(found), "train", "run.toml"],

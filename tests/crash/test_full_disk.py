@@ -62,7 +62,7 @@ def test_a_disk_that_stays_full_ends_the_run_as_storage_each_time_and_the_same_c
     command.let_go("pause@12")
     assert process.wait(timeout=patience_seconds()) == 75, command.output()
     command.train(*SHORT, exit_code=75)
-    assert [attempt.ended.reason for attempt in command.state().attempts if attempt.ended] == ["storage"] * 2
+    assert command.reasons() == ["storage"] * 2
     assert "Traceback" not in command.output() and "the disk is full; free space" in command.output()
     disk.leave(1 << 30)
     command.train(*SHORT)

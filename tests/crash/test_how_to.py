@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,15 +18,13 @@ import numpy as np
 import pytest
 
 from tests.clouds.servers import cloud_server
-from tests.commands import ROOT
-from tests.crash.training_command import PROGRAM
+from tests.commands import ROOT, run_process
 from tests.documented_commands import (
     DocumentedCommand,
     documented_commands,
     documented_configurations,
     documented_module,
 )
-from tests.processes.waiting import patience_seconds
 from tests.s3.servers import s3_server
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
@@ -92,17 +89,8 @@ class Readers:
 
     def run(self, words: list[str], **variables: str) -> tuple[int, str]:
         """Run the `cairn` command; returns exit code and output."""
-        done = subprocess.run(
-            [sys.executable, "-m", PROGRAM, *words],
-            cwd=self.folder,
-            env={**os.environ, **self.environment, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=patience_seconds(),
-            check=False,
-        )
-        return done.returncode, done.stdout
+        ended = run_process(tuple(words), self.folder, {**self.environment, **variables})
+        return ended.code, ended.out + ended.err
 
     def prepare(self, *words: str, **variables: str) -> None:
         """Run a command that the pages have behind them."""
@@ -148,8 +136,7 @@ def readers(api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Readers:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PREFECT_API_URL": api_url,
             "PREFECT_HOME": str(folder / "prefect"),
-            "CAIRN_CACHE": str(folder / "cache"),
-            "PYTHONPATH": str(ROOT),
+            "CAIRN_STORE": "",
             **emulator.environment(),
             **{name: value for cloud in clouds for name, value in cloud.variables.items()},
         },

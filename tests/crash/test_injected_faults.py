@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.logs.run_entries import AttemptEnded
 from cairn.storage.logs.run_log import RunLog
 from tests.crash.reference import reference_run
 from tests.crash.training_command import ARCHITECTURES, STEPS, Command
@@ -13,26 +12,21 @@ from tests.processes.waiting import patience_seconds
 pytestmark = pytest.mark.xdist_group("scarred")  # no other worker waits for that run
 
 
-def receipts(command: Command) -> list[AttemptEnded]:
-    return [attempt.ended for attempt in command.state().attempts if attempt.ended is not None]
-
-
 def faulty(folder: Path, api_url: str, faults: str, architecture: str = "gpt2") -> Command:
     return Command(folder, api_url, environment={"CAIRN_FAULTS": faults}, architecture=architecture)
 
 
 def test_every_receipt_has_the_right_reason(scarred: Command) -> None:
-    reasons = [ended.reason for ended in receipts(scarred)]
-    assert reasons == ["preempted", "lost", "bad-data", "hung", "oom", "completed"]
+    assert scarred.reasons() == ["preempted", "lost", "bad-data", "hung", "oom", "completed"]
 
 
 def test_every_receipt_names_the_fault_that_was_injected_and_only_the_last_has_none(scarred: Command) -> None:
-    kinds = [[fault.partition("@")[0] for fault in ended.injected] for ended in receipts(scarred)]
+    kinds = [[fault.partition("@")[0] for fault in ended.injected] for ended in scarred.receipts()]
     assert kinds == [["pause", "preempt"], ["kill"], ["bad-data"], ["hang"], ["oom"], []]
 
 
 def test_every_budget_has_the_right_charge(scarred: Command) -> None:
-    charged = [ended.decision.charged for ended in receipts(scarred)]
+    charged = [ended.decision.charged for ended in scarred.receipts()]
     assert charged == ["preempted", "lost", "bad-data", "hung", "oom", None]
 
 
@@ -40,17 +34,13 @@ def test_the_weights_are_those_of_its_steps_trained_in_one_go_with_the_same_size
     assert scarred.state_sha256() == reference_run(scarred).state_sha256
 
 
-def test_the_run_nobody_touched_is_its_own_reference(undisturbed: Command) -> None:
-    assert undisturbed.state_sha256() == reference_run(undisturbed).state_sha256
-
-
 def test_the_preempted_step_itself_was_committed(scarred: Command) -> None:
     resumed_from = scarred.state().attempts[1].started.resumed_from
-    assert resumed_from is not None and (receipts(scarred)[0].last_step, resumed_from.step) == (12, 12)
+    assert resumed_from is not None and (scarred.receipts()[0].last_step, resumed_from.step) == (12, 12)
 
 
 def test_the_flipped_byte_was_made_anew_from_its_source_and_no_sample_was_left_out(scarred: Command) -> None:
-    assert ".arrow rebuilt from source" in receipts(scarred)[2].decision.changed
+    assert ".arrow rebuilt from source" in scarred.receipts()[2].decision.changed
     assert scarred.state().quarantines == ()
 
 
@@ -80,11 +70,11 @@ def written_at(folder: Path) -> dict[Path, tuple[int, int]]:
 
 
 def test_the_hang_was_noticed_by_the_runs_own_pace(scarred: Command) -> None:
-    assert "no sign of life for" in receipts(scarred)[3].detail
+    assert "no sign of life for" in scarred.receipts()[3].detail
 
 
 def test_the_receipt_of_the_hang_says_where_the_trainer_stood(scarred: Command) -> None:
-    tail = receipts(scarred)[3].stderr_tail
+    tail = scarred.receipts()[3].stderr_tail
     assert tail[0] == "rank 0:" and any("inject_process_fault" in line for line in tail)
     assert any("train_until" in line for line in tail), "the main thread's stack is whole"
 
@@ -108,7 +98,7 @@ def test_an_oom_leaves_the_bits_of_a_run_that_nobody_touched(
 ) -> None:
     command = faulty(tmp_path, api_url, "oom@22", architecture)
     command.train()
-    assert [ended.reason for ended in receipts(command)] == ["oom", "completed"]
+    assert command.reasons() == ["oom", "completed"]
     assert command.state_sha256() == undisturbed_sha256
 
 
@@ -117,7 +107,7 @@ def test_further_ooms_halve_the_micro_batch_for_this_and_every_later_attempt(tmp
     command = faulty(tmp_path, api_url, "oom@8,oom@18,oom@28,kill@38")
     command.train()
     starts = [attempt.started for attempt in command.state().attempts]
-    assert [ended.reason for ended in receipts(command)] == ["oom", "oom", "oom", "lost", "completed"]
+    assert command.reasons() == ["oom", "oom", "oom", "lost", "completed"]
     assert [started.micro_batch for started in starts] == [4, 4, 2, 1, 1]
     assert [started.activation_checkpointing for started in starts] == [False, True, True, True, True]
     assert [started.changed for started in starts] == [
@@ -134,7 +124,6 @@ def test_a_rate_that_diverges_spends_its_small_budget_and_stops_with_exit_4(tmp_
     command = Command(tmp_path, api_url)
     wild = ("--set", "training.lr=300", "--set", "training.grad_clip=0", "--set", "training.warmup_steps=0")
     command.train(*wild, exit_code=4)
-    state, ends = command.state(), receipts(command)
-    assert {ended.reason for ended in ends} == {"diverged"}
-    assert state.quarantines, "the data of the spike is left out"
-    assert ends[-1].decision.action == "stop"
+    assert set(command.reasons()) == {"diverged"}
+    assert command.state().quarantines, "the data of the spike is left out"
+    assert command.receipts()[-1].decision.action == "stop"

@@ -4,36 +4,23 @@ import signal
 import sqlite3
 import subprocess
 from contextlib import closing
-from pathlib import Path
 
 import psutil
 import pytest
 
 from cairn.storage.logs.run_state import AttemptRecord
-from tests.crash.prefect_server import copy_untouched_database, own_database
+from tests.crash.prefect_server import own_database, own_flow_runs
 from tests.crash.training_command import Command
-from tests.crash.victims import descendants_with, kill_flow, trainers_of
+from tests.crash.victims import assert_gone, kill_flow, servers_of, trainers_of
 from tests.processes.waiting import patience_seconds, wait_for
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Command:
-    """A command that is told of no server; its own has no tables to make."""
-    copy_untouched_database(tmp_path)
-    return Command(tmp_path, "")
 
 
 def server_of(process: "subprocess.Popen[bytes]") -> psutil.Process:
     """Wait for the command's temporary server, and stop it, so that it never answers."""
-    found = list[psutil.Process]()
-
-    def is_there() -> bool:
-        servers = descendants_with(process, "cairn.flows.orchestrator.prefect_server")
-        return bool(found.extend(servers) or found)
-
-    wait_for(is_there, process, "a server that starts")
-    found[0].suspend()
-    return found[0]
+    wait_for(lambda: bool(servers_of(process)), process, "a server that starts")
+    server = servers_of(process)[0]
+    server.suspend()
+    return server
 
 
 def begun(alone: Command) -> "tuple[subprocess.Popen[bytes], psutil.Process]":
@@ -49,17 +36,6 @@ def only_attempt(alone: Command) -> AttemptRecord:
     return attempt
 
 
-def assert_none_is_alive(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=patience_seconds())
-    assert processes and not alive
-
-
-def flow_runs_of(alone: Command) -> list[tuple[str, str]]:
-    """Return id and state of the flow runs in the server's database."""
-    with closing(sqlite3.connect(own_database(alone.folder))) as database:
-        return database.execute("select id, state_name from flow_run").fetchall()
-
-
 @pytest.mark.slow  # quick witnesses: the test of a server that never comes up, and test_prefect_view.py for the pages
 def test_what_was_trained_before_its_server_answered_is_shown_and_the_receipt_names_the_flow_run(
     alone: Command, undisturbed_sha256: str
@@ -67,11 +43,11 @@ def test_what_was_trained_before_its_server_answered_is_shown_and_the_receipt_na
     process, server = begun(alone)
     assert only_attempt(alone).flow_run_id is None
     server.resume()
-    wait_for(lambda: bool(flow_runs_of(alone)), process, "the flow run", alone.output)
+    wait_for(lambda: bool(own_flow_runs(alone.folder)), process, "the flow run", alone.output)
     alone.let_go("pause@3")
     assert process.wait(timeout=patience_seconds()) == 0, alone.output()
     assert alone.state_sha256() == undisturbed_sha256
-    assert flow_runs_of(alone) == [(only_attempt(alone).flow_run_id, "Completed")]
+    assert own_flow_runs(alone.folder) == [(only_attempt(alone).flow_run_id, "Completed")]
     with closing(sqlite3.connect(own_database(alone.folder))) as database:
         shown = [name for (name,) in database.execute("select name from task_run order by start_time")]
     assert shown[0].startswith("tokenize-and-split") and shown[1].startswith("train-segment 0-")
@@ -88,9 +64,8 @@ def test_a_notice_before_the_server_answers_is_in_the_receipt_and_the_same_comma
     below = [*trainers_of(process), server]
     process.send_signal(number)
     assert process.wait(timeout=patience_seconds()) == code, alone.output()
-    assert_none_is_alive(below)
-    ended = only_attempt(alone).ended
-    assert ended is not None and (ended.reason, only_attempt(alone).flow_run_id) == (reason, None)
+    assert_gone(below)
+    assert (alone.reasons(), only_attempt(alone).flow_run_id) == ([reason], None)
     if number == signal.SIGINT:  # slow, as is a second run of the command
         alone.train()
         assert alone.state_sha256() == undisturbed_sha256
@@ -101,7 +76,7 @@ def test_a_command_killed_before_its_server_answers_leaves_no_process(alone: Com
     below = trainers_of(process)
     server.resume()  # a stopped process sees no end of its parent
     kill_flow(process)
-    assert_none_is_alive([*below, server])
+    assert_gone([*below, server])
 
 
 def test_a_server_that_never_comes_up_costs_one_line_and_no_receipt_mentions_it(
@@ -111,7 +86,6 @@ def test_a_server_that_never_comes_up_costs_one_line_and_no_receipt_mentions_it(
     server.kill()
     alone.let_go("pause@3")
     assert process.wait(timeout=patience_seconds()) == 0, alone.output()
-    ended = only_attempt(alone).ended
-    assert ended is not None and ended.reason == "completed" and only_attempt(alone).flow_run_id is None
+    assert (alone.reasons(), only_attempt(alone).flow_run_id) == (["completed"], None)
     assert alone.state_sha256() == undisturbed_sha256
     assert alone.output().count("the Prefect server is gone") == 1 and "Traceback" not in alone.output()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium
+from tests.crash.chromium import PAGE_MILLISECONDS
 from tests.crash.training_command import RUN, STEPS, Command
 from tests.crash.victims import kill_both
 from tests.fabricated_run import fabricate
@@ -49,12 +49,6 @@ def live(command: Command) -> Iterator[LivePage]:
     yield page
     page.process.kill()
     page.process.wait()
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    with started_chromium() as chromium:
-        yield chromium
 
 
 @pytest.fixture

@@ -128,10 +128,8 @@ def test_a_notice_to_another_machine_stops_both_behind_the_same_step_and_commits
     other.terminate()
     machines.command.let_go(PAUSE)
     assert [left_with(process) for process in (first, other)] == [75, 75]
-    (attempt,) = machines.command.state().attempts
-    newest = machines.command.state().newest_committed
-    assert attempt.ended is not None and attempt.ended.reason == "preempted"
-    assert newest is not None and newest.committed.step == attempt.ended.last_step
+    (ended,) = machines.command.receipts()
+    assert (ended.reason, ended.last_step) == ("preempted", machines.command.state().resume_step)
 
 
 def test_a_machine_that_is_lost_before_training_begins_ends_the_attempt_as_lost(machines: TwoMachines) -> None:
@@ -141,5 +139,4 @@ def test_a_machine_that_is_lost_before_training_begins_ends_the_attempt_as_lost(
         kill(trainer.pid)
     assert [left_with(process) for process in (first, other)] == [0, 0], machines.command.output()
     assert machines.ends() == [("lost", 2, 2), ("completed", 2, 2)]
-    lost = machines.command.state().attempts[0].ended
-    assert lost is not None and lost.detail.endswith(f"{socket.gethostname()}, ended with exit code 1")
+    assert machines.command.receipts()[0].detail.endswith(f"{socket.gethostname()}, ended with exit code 1")

@@ -6,16 +6,12 @@ import pytest
 import torch
 
 from tests.crash.training_command import RUN, Command
+from tests.programs.benchmarks.own_process import set_options
 
 WIDTHS: tuple[dict[str, str], ...] = ({}, {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, {})
-SHORT = ("--set", "training.steps=18", "--set", "evaluation.every_commits=100", "--set", "training.kernels=stock")
-SHORT += (
-    "--set",
-    "training.probe_every_steps=0",
-    "--set",
-    "training.precision=fp32",
-    "--set",
-    "checkpoint.every_steps=6",
+SHORT = (
+    *("training.steps=18", "evaluation.every_commits=100", "training.kernels=stock", "training.probe_every_steps=0"),
+    *("training.precision=fp32", "checkpoint.every_steps=6"),
 )
 
 pytestmark = [
@@ -27,18 +23,15 @@ pytestmark = [
 class Moved:
     """A run of which each third is trained at another width, and an undisturbed one."""
 
-    def __init__(self, folder, api_url: str, arithmetic: str) -> None:
-        self.extra = (*SHORT, "--set", f"training.arithmetic={arithmetic}")
-        self.command = Command(folder / "moved", api_url, forked=False)
-        self.still = Command(folder / "still", api_url, forked=False)
-
-    def train(self) -> "Moved":
+    def __init__(self, factory: pytest.TempPathFactory, api_url: str, arithmetic: str) -> None:
         """Train both."""
+        self.extra = set_options((*SHORT, f"training.arithmetic={arithmetic}"))
+        self.command = Command(factory.mktemp("moved"), api_url, forked=False)
+        self.still = Command(factory.mktemp("still"), api_url, forked=False)
         for step, (variables, code) in enumerate(zip(WIDTHS, (75, 75, 0), strict=True), start=1):
             faults = {"CAIRN_FAULTS": f"preempt@{6 * step}"} if code else {}
             self.command.train(*self.extra, exit_code=code, **variables, **faults)
         self.still.train(*self.extra)
-        return self
 
     def asked(self, *words: str, code: int = 0, **variables: str) -> str:
         """Return what another command says of the moved run."""
@@ -49,14 +42,7 @@ class Moved:
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> Moved:
-    return Moved(folders(tmp_path_factory), api_url, "native").train()
-
-
-def folders(factory: pytest.TempPathFactory):
-    folder = factory.mktemp("widths")
-    for name in ("moved", "still"):
-        (folder / name).mkdir()
-    return folder
+    return Moved(tmp_path_factory, api_url, "native")
 
 
 def test_a_start_on_another_width_says_that_bits_may_differ(native: Moved) -> None:
@@ -87,7 +73,7 @@ def test_a_replay_accuses_no_segment_of_another_width(native: Moved) -> None:
 def test_with_the_portable_set_a_run_that_moved_ends_with_the_bits_of_one_that_did_not(
     tmp_path_factory: pytest.TempPathFactory, api_url: str
 ) -> None:
-    moved = Moved(folders(tmp_path_factory), api_url, "portable").train()
+    moved = Moved(tmp_path_factory, api_url, "portable")
     assert moved.command.state_sha256() == moved.still.state_sha256()
     receipts = json.loads(moved.asked("attempts", RUN, "--json"))
     assert len({item["arithmetic"]["digest"] for item in receipts}) == 1

@@ -94,7 +94,7 @@ ALSO = [pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES[1:]
 def witness(request: pytest.FixtureRequest, api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Witness:
     """Both have trained one configuration to step 6."""
     folder = tmp_path_factory.mktemp("one-file")
-    texts, command = write_texts(folder), Command(folder, api_url, forked=False)
+    texts, command = write_texts(folder), Command(folder, api_url)
     (folder / "run.toml").write_text(CONFIGURATION.format(architecture=request.param), encoding="utf-8")
     command.train()
     said = train_in(folder, *texts, f"architecture={request.param}", *SETTINGS, "every_steps=2")

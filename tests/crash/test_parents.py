@@ -1,8 +1,7 @@
 """A parent that is killed at any moment of its children's start leaves no process, no socket and no folder behind."""
 
 import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import psutil
@@ -10,7 +9,8 @@ import pytest
 
 from cairn.storage.stores.child_process import start_child
 from cairn.tasks.trainer.trainer_group import TrainerGroup
-from tests.crash.parents import PARENTS, Killer, configuration, moments
+from tests.crash.parents import PARENTS, Killer, moments
+from tests.crash.training_command import Command
 from tests.crash.victims import kill
 from tests.processes.waiting import prompt_seconds, wait_until
 
@@ -18,20 +18,10 @@ MOMENTS = int(os.environ.get("CAIRN_TEST_MOMENTS", "200"))
 QUICK = ("parent of a launcher", "launcher", "parser")
 
 
-@pytest.fixture(scope="session")
-def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of a run that has ended."""
-    folder = tmp_path_factory.mktemp("settled")
-    (folder / "run.toml").write_text(configuration(steps=6), encoding="utf-8")
-    words = [sys.executable, "-m", "cairn.cli.command", "train", "run.toml", "--run-id", "r", "--store", "store"]
-    subprocess.run(words, cwd=folder, env={**os.environ, "CAIRN_CACHE": str(folder / "cache")}, check=True)
-    return folder / "store"
-
-
 @pytest.mark.parametrize("kind", QUICK)
 def test_a_parent_killed_while_its_children_start_leaves_nothing(kind: str, tmp_path: Path) -> None:
     killer = Killer(PARENTS[kind], tmp_path, tmp_path)
-    for seconds in (0.1, 0.5, 1.0):
+    for seconds in (0.2, 1.0):
         killer.strike(seconds)
     assert killer.left() == []
 
@@ -40,8 +30,9 @@ def test_a_parent_killed_while_its_children_start_leaves_nothing(kind: str, tmp_
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", PARENTS)
 def test_a_parent_killed_at_any_moment_of_its_childrens_start_leaves_nothing(
-    kind: str, tmp_path: Path, settled: Path
+    kind: str, tmp_path: Path, undisturbed: Command
 ) -> None:
+    settled = shutil.copytree(undisturbed.folder / "store", tmp_path / "settled")
     killer = Killer(PARENTS[kind], tmp_path, settled)
     for seconds in moments(kind, MOMENTS):
         killer.strike(seconds)

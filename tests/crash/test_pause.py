@@ -2,13 +2,12 @@
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 
-from tests.crash.prefect_api import ROOT, SETTLED, Prefect, ask
+from tests.crash.prefect_api import Prefect, ask, environment_of, flow_run, launch, start_beside
 from tests.crash.training_command import Command
 from tests.processes.waiting import wait_until
 
@@ -18,22 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # states alone: tests
 @pytest.fixture
 def worker(command: Command, api_url: str, deployed: None) -> Iterator[Callable[[], str]]:
     """A worker that runs all the time; says what it has printed."""
-    environment = {
-        **os.environ,
-        "PREFECT_API_URL": api_url,
-        "PREFECT_HOME": str(command.folder / "prefect"),
-        "CAIRN_STORE": str(command.folder / "store"),
-        "CAIRN_CACHE": str(command.folder / "cache"),
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
-    }
-    with (command.folder / "worker.txt").open("wb") as output:
-        process = subprocess.Popen(
-            [*SETTLED, "prefect", "worker", "start", "--pool", "cairn"],
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
+    environment = environment_of(command, api_url)
+    process = start_beside(command, environment, "worker", "prefect", "worker", "start", "--pool", "cairn")
     yield lambda: (command.folder / "worker.txt").read_text(errors="replace")
     process.terminate()
     process.wait()
@@ -42,8 +27,7 @@ def worker(command: Command, api_url: str, deployed: None) -> Iterator[Callable[
 @pytest.fixture
 def flow_run_id(command: Command, api_url: str, prefect: Prefect, worker: Callable[[], str]) -> Iterator[str]:
     """The flow run of an endless run, which trains."""
-    parameters = ("-p", f"config={command.folder / 'run.toml'}", "-p", "run_id=bard")
-    prefect("deployment", "run", "train-gpt/train-gpt", *parameters, "-p", 'overrides=["training.steps=1000000"]')
+    launch(prefect, command, run_id="bard", overrides=["training.steps=1000000"])
     wait_until(lambda: command.state().newest_committed is not None, "a commit", worker)
     flow_run_id = command.state().attempts[0].flow_run_id
     assert flow_run_id is not None
@@ -58,7 +42,7 @@ def set_state(api_url: str, flow_run_id: str, *, force: bool = False, **state: o
 
 def shown(api_url: str, flow_run_id: str) -> tuple[str, str]:
     """Name and message of the state of a flow run."""
-    (found,) = ask(api_url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})
+    found = flow_run(api_url, flow_run_id)
     return found["state_name"], found["state"]["message"] or ""
 
 
@@ -83,9 +67,9 @@ def test_pause_commits_and_stops_and_resume_continues_in_that_flow_run(
     pausing = {"type": "PAUSED", "name": "Suspended", "state_details": {"pause_reschedule": True}}
     set_state(api_url, flow_run_id, **pausing)
     wait_until(lambda: shown(api_url, flow_run_id)[1].startswith("paused: "), "the flow run's state", worker)
-    ended = command.state().attempts[0].ended
+    ended = command.receipts()[0]
     assert shown(api_url, flow_run_id)[0] == "Suspended"
-    assert ended is not None and (ended.reason, ended.last_step) == ("cancelled", command.state().resume_step)
+    assert (ended.reason, ended.last_step) == ("cancelled", command.state().resume_step)
     assert ended.detail == "a person cancelled it in Prefect, by Pause; Resume continues it"
     ask(api_url, f"flow_runs/{flow_run_id}/resume", {})
     wait_until(lambda: len(command.state().attempts) == 2, "the next attempt", worker)
@@ -120,6 +104,6 @@ def test_the_message_of_a_cancel_is_on_record(
 ) -> None:
     set_state(api_url, flow_run_id, type="CANCELLING", message="no money left")
     wait_until(lambda: shown(api_url, flow_run_id)[1].startswith("cancelled: "), "the flow run's state", worker)
-    ended = command.state().attempts[0].ended
-    assert ended is not None and ended.detail == "a person cancelled it in Prefect: no money left"
+    ended = command.receipts()[0]
+    assert ended.detail == "a person cancelled it in Prefect: no money left"
     assert shown(api_url, flow_run_id)[1].endswith(f"in a shell: prefect flow-run retry {flow_run_id}")

@@ -3,12 +3,10 @@
 Each kill waits for an event: all runs stand at a pause of `CAIRN_FAULTS` and go on when the test lets them.
 """
 
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +16,14 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.local_store import LocalStore
 from tests.crash.postgres import missing_program, postgres
-from tests.crash.prefect_api import JOB_TEMPLATE, SETTLED, flow_runs, prefect_command
+from tests.crash.prefect_api import (
+    JOB_TEMPLATE,
+    environment_of,
+    flow_run,
+    launch,
+    prefect_command,
+    start_beside,
+)
 from tests.crash.prefect_server import Server
 from tests.crash.training_command import Command
 from tests.crash.victims import kill
@@ -40,24 +45,13 @@ class Deployed:
         self.store = LocalStore(folder / "store")
         self.server = Server(folder, PREFECT_SERVER_DATABASE_CONNECTION_URL=database)
         self._folder, self._processes = folder, dict[str, subprocess.Popen[bytes]]()
-        self.prefect = prefect_command(Command(folder, self.server.url), self.server.url)
-        self.config = folder / "run.toml"
+        self.command = Command(folder, self.server.url)
+        self.prefect = prefect_command(self.command, self.server.url)
 
     def start(self, name: str, *words: str) -> None:
         """Start a program, or start it again; what it says goes to a file."""
-        variables = {
-            "PREFECT_API_URL": self.server.url,
-            "PREFECT_HOME": str(self._folder / "prefect"),
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
-            "CAIRN_STORE": str(self._folder / "store"),
-            "CAIRN_CACHE": str(self._folder / "cache"),
-            "CAIRN_FAULTS": ",".join(PAUSES),
-        }
-        with (self._folder / f"{name}.txt").open("ab") as output:
-            self._processes[name] = subprocess.Popen(
-                [*SETTLED, *words], cwd=self._folder, env={**os.environ, **variables},
-                stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
+        environment = environment_of(self.command, self.server.url, CAIRN_FAULTS=",".join(PAUSES))
+        self._processes[name] = start_beside(self.command, environment, name, *words)
 
     def start_worker(self, name: str) -> None:
         self.start(name, "prefect", "worker", "start", "--pool", "cairn", "--name", name)
@@ -87,10 +81,6 @@ class Deployed:
     def let_go(self, pause: str) -> None:
         for run in RUNS:
             self.store.create(f"runs/{run}/faults/{pause.replace('@', '-')}-go.json", b"{}\n")
-
-    def flow_run(self, flow_run_id: str | None) -> dict[str, Any]:
-        """Return what the server knows of a flow run."""
-        return next(item for item in flow_runs(self.server.url, "train-gpt") if item["id"] == flow_run_id)
 
     def output(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-3000:] for path in sorted(self._folder.glob("*.txt")))
@@ -124,8 +114,7 @@ def kill_worker_server_flows_and_trainers(deployed: Deployed) -> None:
     prefect("work-pool", "create", "cairn", "--type", "process", "--base-job-template", JOB_TEMPLATE)
     prefect("--no-prompt", "deploy", "--all")
     for run in RUNS:
-        given = ("-p", f"config={deployed.config}", "-p", f"run_id={run}")
-        prefect("deployment", "run", "train-gpt/train-gpt", *given)
+        launch(prefect, deployed.command, run_id=run)
     for name in ("worker-1", "worker-2"):
         deployed.start_worker(name)
     deployed.start("watcher", "cairn.cli.command", "watch", "--deployment", "train-gpt/train-gpt")
@@ -178,5 +167,6 @@ def test_every_attempt_has_a_receipt_that_says_why_it_ended_and_how_far_it_came(
 @pytest.mark.parametrize("run", RUNS)
 def test_prefect_on_postgres_has_the_end_of_each_run(ended: Deployed, run: str) -> None:
     flow_run_id = ended.state(run).attempts[-1].flow_run_id
-    wait_until(lambda: ended.flow_run(flow_run_id)["end_time"] is not None, "the flow run's end", ended.output)
-    assert ended.flow_run(flow_run_id)["state_name"] == "Completed"
+    url = ended.server.url
+    wait_until(lambda: flow_run(url, flow_run_id)["end_time"] is not None, "the flow run's end", ended.output)
+    assert flow_run(url, flow_run_id)["state_name"] == "Completed"

@@ -3,12 +3,11 @@
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cairn.storage.logs.registry import Registry
 from tests.crash.prefect_server import Server
 from tests.crash.training_command import STEPS, Command
 from tests.processes.waiting import patience_seconds, wait_for
@@ -52,57 +51,48 @@ def is_done(command: Command) -> bool:
         state.finished is not None
         and None not in receipts
         and len(state.evaluations) == 2
-        and Registry(command.store, "champion").refresh().champion is not None
+        and command.champion() is not None
     )
 
 
-def assert_nothing_lost_or_doubled(command: Command) -> None:
-    """The run is as if Prefect had been there all the time."""
+def assert_ends_as_if_prefect_had_been_there(
+    command: Command, process: "subprocess.Popen[bytes]", undisturbed_sha256: str
+) -> None:
+    """The command leaves with 0; nothing is lost or doubled, and the bits are those of the run nobody touched."""
+    assert process.wait(timeout=patience_seconds()) == 0, command.output()
+    assert command.state_sha256() == undisturbed_sha256
     state = command.state()
-    assert [attempt.ended.reason for attempt in state.attempts if attempt.ended] == ["completed"]
+    assert command.reasons() == ["completed"]
     assert [record.committed.step for record in state.checkpoints] == list(range(5, STEPS + 1, 5))
     assert [item.step for item in state.evaluations] == [30, 60]
     assert state.refused == () and state.failed_evaluations == ()
 
 
-def test_a_run_is_trained_evaluated_and_promoted_while_the_server_is_dead_and_ends_when_it_is_back(
-    command: Command, server: Server, undisturbed_sha256: str
-) -> None:
-    process = started(command)
-    server.kill()
-    killed_at = time.monotonic()
-    wait_until_nothing_is_left_to_do(command, process)
-    time.sleep(max(0.0, AWAY_SECONDS - (time.monotonic() - killed_at)))
-    server.start()
-    assert process.wait(timeout=patience_seconds()) == 0, command.output()
-    assert command.state_sha256() == undisturbed_sha256
-    assert_nothing_lost_or_doubled(command)
-
-
-def test_a_run_is_trained_evaluated_and_promoted_while_the_server_hangs(
-    command: Command, server: Server, undisturbed_sha256: str
-) -> None:
-    process = started(command)
+def stop(server: Server) -> None:
     server.signal(signal.SIGSTOP)
-    stopped_at = time.monotonic()
-    wait_until_nothing_is_left_to_do(command, process)
-    time.sleep(max(0.0, AWAY_SECONDS - (time.monotonic() - stopped_at)))
+
+
+def wake(server: Server) -> None:
     server.signal(signal.SIGCONT)
-    assert process.wait(timeout=patience_seconds()) == 0, command.output()
-    assert command.state_sha256() == undisturbed_sha256
-    assert_nothing_lost_or_doubled(command)
 
 
-def test_a_server_that_is_restarted_is_hardly_noticed(
-    command: Command, server: Server, undisturbed_sha256: str
+@pytest.mark.parametrize(
+    ("leave", "come_back"), [(Server.kill, Server.start), (stop, wake)], ids=["it is dead", "it hangs"]
+)
+def test_a_run_is_trained_evaluated_and_promoted_while_the_server_is_away_and_ends_when_it_is_back(
+    command: Command,
+    server: Server,
+    undisturbed_sha256: str,
+    leave: Callable[[Server], None],
+    come_back: Callable[[Server], None],
 ) -> None:
     process = started(command)
-    server.kill()
-    server.start()
-    command.let_go("pause@12")
-    assert process.wait(timeout=patience_seconds()) == 0, command.output()
-    assert command.state_sha256() == undisturbed_sha256
-    assert_nothing_lost_or_doubled(command)
+    leave(server)
+    left_at = time.monotonic()
+    wait_until_nothing_is_left_to_do(command, process)
+    time.sleep(max(0.0, AWAY_SECONDS - (time.monotonic() - left_at)))
+    come_back(server)
+    assert_ends_as_if_prefect_had_been_there(command, process, undisturbed_sha256)
 
 
 def test_a_server_that_never_comes_back_costs_nothing_but_its_list_of_runs(
@@ -112,15 +102,11 @@ def test_a_server_that_never_comes_back_costs_nothing_but_its_list_of_runs(
     process = started(command)
     server.kill()
     wait_until_nothing_is_left_to_do(command, process)
-    assert process.wait(timeout=patience_seconds()) == 0, command.output()
+    assert_ends_as_if_prefect_had_been_there(command, process, undisturbed_sha256)
     assert "Prefect does not answer" in command.output()
-    assert command.state_sha256() == undisturbed_sha256
-    assert_nothing_lost_or_doubled(command)
 
 
 def test_without_a_server_a_run_begins_all_the_same(command: Command, server: Server, undisturbed_sha256: str) -> None:
     server.kill()
-    command.train(*TWO_EVALUATIONS)
+    assert_ends_as_if_prefect_had_been_there(command, command.start(*TWO_EVALUATIONS), undisturbed_sha256)
     assert "is not shown there" in command.output()
-    assert command.state_sha256() == undisturbed_sha256
-    assert_nothing_lost_or_doubled(command)

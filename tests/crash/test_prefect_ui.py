@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium
+from tests.crash.chromium import PAGE_MILLISECONDS
 from tests.crash.prefect_api import ask
 from tests.crash.shown_run import ShownRun
 from tests.crash.training_command import Command
@@ -25,13 +25,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> ShownRun:
     command.train("--set", "evaluation.every_commits=4", exit_code=75)
     command.train("--set", "evaluation.every_commits=4")
     return ShownRun(command)
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    """A headless Chromium that is installed here."""
-    with started_chromium() as chromium:
-        yield chromium
 
 
 @pytest.fixture

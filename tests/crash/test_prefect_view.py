@@ -82,6 +82,5 @@ def test_cancelling_stops_the_trainer_and_is_booked_as_cancelled(command: Comman
     ask(api_url, f"flow_runs/{flow_run_of(command)}/set_state", cancelling)
     assert process.wait(timeout=patience_seconds()) == 130
     assert not any(trainer.is_running() for trainer in trainers)
-    ended = command.state().attempts[0].ended
-    assert ended is not None
+    ended = command.receipts()[0]
     assert (ended.reason, ended.decision.charged) == ("cancelled", None)

@@ -45,9 +45,8 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> SpoiledRu
 
 
 def test_exactly_the_guilty_sample_is_quarantined(spoiled: SpoiledRun) -> None:
-    state = spoiled.command.state()
-    assert [attempt.ended.reason for attempt in state.attempts if attempt.ended] == ["bad-data", "completed"]
-    assert state.quarantined_windows == {spoiled.window}
+    assert spoiled.command.reasons() == ["bad-data", "completed"]
+    assert spoiled.command.state().quarantined_windows == {spoiled.window}
 
 
 def test_the_count_is_in_every_later_receipt(spoiled: SpoiledRun) -> None:

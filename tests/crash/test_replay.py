@@ -1,4 +1,4 @@
-"""`cairn replay` on runs of the real command: the one nobody touched, and the one that met every fault."""
+"""`cairn replay` on runs of the real command; of one that nobody touched: tests/cairn/test_replay_command.py."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT, run_here
-from tests.crash.training_command import RUN, STEPS, Command
+from tests.crash.training_command import RUN, Command
 from tests.processes.waiting import patience_seconds
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
@@ -20,11 +20,6 @@ def outcomes(command: Command, folder: Path, *, code: int = 0) -> list[tuple[int
     assert ended.code == code, ended.err
     segments = json.loads(ended.out)["segments"]
     return [(item["from_step"], item["end"]["step"], item["outcome"]) for item in segments]
-
-
-def test_every_segment_of_the_run_nobody_touched_is_equal(undisturbed: Command, tmp_path: Path) -> None:
-    steps = range(0, STEPS, 5)
-    assert outcomes(undisturbed, tmp_path) == [(step, step + 5, "equal") for step in steps]
 
 
 def test_every_segment_of_the_run_that_met_every_fault_is_equal(scarred: Command, tmp_path: Path) -> None:

@@ -1,22 +1,13 @@
 """A killed flow tells Prefect nothing: the flow that goes on in its place ends what it left as Running."""
 
-from typing import Any
-
 import pytest
 
-from tests.crash.prefect_api import ask
+from tests.crash.prefect_api import flow_run, task_runs
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_both
 from tests.processes.waiting import wait_for
 
 pytestmark = pytest.mark.slow
-
-
-def task_runs(api_url: str, flow_run_id: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = ask(
-        api_url, "task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}, "limit": 200}
-    )
-    return found
 
 
 def unfinished(api_url: str, flow_run_id: str) -> list[str]:
@@ -31,8 +22,8 @@ def test_what_a_killed_flow_left_running_is_closed_by_the_next(command: Command,
     kill_both(process)
     command.train()
     assert unfinished(api_url, killed) == []
-    flow_run = ask(api_url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [killed]}}})[0]
-    assert (flow_run["state_type"], flow_run["state_name"]) == ("CRASHED", "Crashed")
-    assert str(command.state().attempts[-1].flow_run_id) in flow_run["state"]["message"]
+    shown = flow_run(api_url, killed)
+    assert (shown["state_type"], shown["state_name"]) == ("CRASHED", "Crashed")
+    assert str(command.state().attempts[-1].flow_run_id) in shown["state"]["message"]
     states = {item["state_name"] for item in task_runs(api_url, killed)}
     assert "Lost" in states and "Completed" in states

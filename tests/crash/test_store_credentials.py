@@ -12,7 +12,7 @@ from cairn.flows.orchestrator.server_setup import StoreCredentials
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.s3_store import S3Store
 from tests.crash.leaks import found_in, told_by
-from tests.crash.prefect_api import Prefect, ask, flow_runs
+from tests.crash.prefect_api import Prefect, flow_runs, launch, work
 from tests.crash.training_command import Command
 from tests.s3.servers import BUCKET, S3Server
 
@@ -35,9 +35,8 @@ def test_a_worker_without_credentials_trains_in_the_store_of_the_block_and_tells
 ) -> None:
     prefix = uuid.uuid4().hex
     url = f"s3://{BUCKET}/{prefix}"
-    where = ("-p", f"store={url}", "-p", f"store_credentials={block}")
-    prefect("deployment", "run", "train-gpt/train-gpt", "-p", f"config={command.folder / 'run.toml'}", *where)
-    prefect("worker", "start", "--pool", "cairn", "--run-once")
+    launch(prefect, command, store=url, store_credentials=block)
+    work(prefect)
     (flow_run,) = [item for item in flow_runs(api_url, "train-gpt") if item["parameters"].get("store") == url]
     assert flow_run["state_name"] == "Completed", flow_run["state"]["message"]
     state = RunLog(S3Store(emulator.bucket(), prefix), "run").refresh()
@@ -49,12 +48,9 @@ def test_a_worker_without_credentials_trains_in_the_store_of_the_block_and_tells
 
 @pytest.mark.usefixtures("deployed")
 def test_a_block_that_is_not_there_is_named_with_what_to_do(command: Command, api_url: str, prefect: Prefect) -> None:
-    where = ("-p", f"store={command.folder / 'store'}", "-p", "store_credentials=nobodys")
-    prefect("deployment", "run", "train-gpt/train-gpt", "-p", f"config={command.folder / 'run.toml'}", *where)
-    prefect("worker", "start", "--pool", "cairn", "--run-once")
-    rule = {"flow_runs": {"state": {"name": {"any_": ["Failed"]}}}}
-    found = ask(api_url, "flow_runs/filter", rule)
-    (message,) = [
-        item["state"]["message"] for item in found if item["parameters"].get("store_credentials") == "nobodys"
-    ]
+    launch(prefect, command, store=str(command.folder / "store"), store_credentials="nobodys")
+    work(prefect)
+    found = [item for item in flow_runs(api_url, "train-gpt") if item["state_name"] == "Failed"]
+    (failed,) = [item for item in found if item["parameters"].get("store_credentials") == "nobodys"]
+    message = failed["state"]["message"]
     assert message.startswith("invalid-configuration: store_credentials nobodys: ") and "block register" in message

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from tests.crash.prefect_api import environment_of
 from tests.crash.training_command import Command
 from tests.processes.waiting import patience_seconds, wait_for
 
@@ -58,11 +59,10 @@ def trained_at_a_terminal(command: Command, columns: int) -> Iterator[tuple[subp
     takes_it = "import fcntl, sys, termios; fcntl.ioctl(2, termios.TIOCSCTTY, 0); sys.argv[:] = sys.argv[1:]; "
     runs = "from cairn.cli.command import main; main()"
     arguments = ("train", "run.toml", "--run-id", "bard", "--set", "training.steps=100000")
-    environment = {**os.environ, "TERM": "xterm", "PREFECT_HOME": str(command.folder / "prefect")}
     process = subprocess.Popen(
         [sys.executable, "-c", takes_it.replace("sys.argv[1:]", "['cairn', *sys.argv[1:]]") + runs, *arguments],
         cwd=command.folder,
-        env={**environment, "PREFECT_API_URL": command.api_url, "CAIRN_STORE": str(command.folder / "store")},
+        env=environment_of(command, command.api_url, TERM="xterm"),
         stdin=process_side,
         stdout=process_side,
         stderr=process_side,
@@ -88,32 +88,17 @@ def test_a_resized_terminal_is_drawn_anew_and_a_closed_one_ends_the_run_as_a_pre
         assert process.poll() is None
         terminal.close()
         assert process.wait(timeout=patience_seconds()) == 75
-    ended = command.state().attempts[0].ended
-    assert ended is not None and (ended.reason, ended.decision.action) == ("preempted", "resume")
+    ended = command.receipts()[0]
+    assert (ended.reason, ended.decision.action) == ("preempted", "resume")
     assert "terminal was closed" in ended.detail
-    newest = command.state().newest_committed
-    assert newest is not None and newest.committed.step == ended.last_step, "it committed where it was"
+    assert command.state().resume_step == ended.last_step, "it committed where it was"
 
 
 @pytest.mark.slow  # a whole run; what stands in for a closed stream: tests/cairn, by every command
 @pytest.mark.timeout(300)
 def test_a_run_whose_three_standard_streams_are_closed_is_trained_to_its_end(command: Command) -> None:
-    words = [
-        sys.executable,
-        "-P",
-        "-m",
-        "cairn.cli.command",
-        "train",
-        "run.toml",
-        "--run-id",
-        "bard",
-        "--store",
-        "store",
-    ]
-    environment = {**os.environ, "PREFECT_API_URL": command.api_url, "CAIRN_CACHE": str(command.folder / "cache")}
+    words = [sys.executable, "-P", "-m", "cairn.cli.command", "train", "run.toml", "--run-id", "bard"]
     closed = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *words]
-    assert (
-        subprocess.run(closed, cwd=command.folder, env=environment, timeout=patience_seconds(), check=False).returncode
-        == 0
-    )
+    environment = environment_of(command, command.api_url)
+    subprocess.run(closed, cwd=command.folder, env=environment, timeout=patience_seconds(), check=True)
     assert command.state().finished is not None

@@ -1,10 +1,8 @@
 """`tokenize-part` as deployed: three workers, two killed in the middle and started again; one machine's snapshot."""
 
 import json
-import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +14,7 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.configuration_source import load_configuration
 from cairn.tasks.data import snapshot_writer
 from cairn.tasks.data.snapshot_build import build_snapshot
-from tests.crash.prefect_api import ROOT, SETTLED, Prefect, ask, flow_runs
+from tests.crash.prefect_api import Prefect, ask, environment_of, flow_runs, start_beside
 from tests.crash.training_command import Command
 from tests.crash.victims import kill
 from tests.processes.waiting import patience_seconds, wait_until
@@ -54,15 +52,16 @@ class Machine:
     """A worker with a queue and a cache of its own, which takes one flow run; killed, nothing of it is left."""
 
     def __init__(self, command: Command, api_url: str, part: int) -> None:
-        self.part, self._api_url, self._cache = part, api_url, command.folder / f"machine-{part}"
+        self.part, self._command, self._api_url = part, command, api_url
+        self._cache = command.folder / self.queue
         self._begun = set[str]()
 
     def start(self) -> None:
         """Start the worker."""
-        own = {"PREFECT_API_URL": self._api_url, "PREFECT_HOME": str(self._cache), "CAIRN_CACHE": str(self._cache)}
-        worker = (*SETTLED, "prefect", "worker", "start", "--pool", "cairn", "--work-queue", self.queue, "--run-once")
-        with self._cache.with_suffix(".txt").open("ab") as output:
-            self.process = subprocess.Popen(worker, cwd=ROOT, env={**os.environ, **own}, stdout=output, stderr=output)
+        own = {"PREFECT_HOME": str(self._cache), "CAIRN_CACHE": str(self._cache)}
+        environment = environment_of(self._command, self._api_url, **own)
+        words = ("prefect", "worker", "start", "--pool", "cairn", "--work-queue", self.queue, "--run-once")
+        self.process = start_beside(self._command, environment, self.queue, *words)
 
     @property
     def queue(self) -> str:

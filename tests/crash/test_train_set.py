@@ -7,7 +7,7 @@ import pytest
 
 from cairn.reports.queries.run_status import list_runs
 from cairn.storage.logs.run_log import RunLog
-from tests.crash.prefect_api import Prefect, flow_runs
+from tests.crash.prefect_api import Prefect, flow_runs, work
 from tests.crash.training_command import RUN, Command
 from tests.processes.waiting import patience_seconds, wait_for
 
@@ -82,6 +82,6 @@ def test_the_flow_starts_a_flow_run_of_train_gpt_for_each_value(
         "store": command.store.url,
     }
     prefect("deployment", "run", "train-set/train-set", "--params", json.dumps(parameters))
-    prefect("worker", "start", "--pool", "cairn", "--run-once")
+    work(prefect)
     started = [item["parameters"]["run_id"] for item in flow_runs(api_url, "train-gpt") if item["id"] not in before]
     assert sorted(run_id for run_id in started if run_id != RUN) == sorted(MEMBERS)  # other tests train `RUN` meanwhile

@@ -3,7 +3,6 @@
 The quicker witness is `tests/house/test_documented_commands.py`, which parses the same lines.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -16,10 +15,8 @@ from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.local_store import LocalStore
-from tests.commands import ROOT
-from tests.crash.training_command import PROGRAM
+from tests.commands import ROOT, run_process
 from tests.documented_commands import DocumentedCommand, documented_commands, documented_configurations
-from tests.processes.waiting import patience_seconds
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tutorial")]
@@ -56,25 +53,9 @@ def walk(api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Walk:
 
 
 def run(command: DocumentedCommand, folder: Path, api_url: str) -> tuple[int, str]:
-    environment = {
-        **os.environ,
-        "PREFECT_API_URL": api_url,
-        "PREFECT_HOME": str(folder / "prefect"),
-        "CAIRN_CACHE": str(folder / "cache"),
-        "PYTHONPATH": str(ROOT),
-        **command.variables,
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", PROGRAM, *command.words[1:]],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=patience_seconds(),
-        check=False,
-    )
-    return done.returncode, done.stdout
+    environment = {"PREFECT_API_URL": api_url, "PREFECT_HOME": str(folder / "prefect"), "CAIRN_STORE": ""}
+    ended = run_process(tuple(command.words[1:]), folder, {**environment, **command.variables})
+    return ended.code, ended.out + ended.err
 
 
 def test_every_command_of_the_tutorial_leaves_as_it_says(walk: Walk) -> None:

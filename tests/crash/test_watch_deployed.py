@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.prefect_api import Prefect, flow_runs
+from tests.crash.prefect_api import Prefect, flow_runs, work
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_flow
 from tests.processes.waiting import patience_seconds, wait_until
@@ -30,6 +30,6 @@ def test_two_watchers_create_one_flow_run_and_a_worker_ends_the_run_with_the_und
     assert [watcher.wait(timeout=patience_seconds()) for watcher in watchers] == [0, 0]
     created = [item for item in flow_runs(api_url, "train-gpt") if item["id"] not in before]
     assert [item["name"] for item in created] == ["bard, attempt 2"]
-    prefect("worker", "start", "--pool", "cairn", "--run-once")
+    work(prefect)
     assert command.state_sha256() == undisturbed_sha256
     assert len(command.state().attempts) == 2

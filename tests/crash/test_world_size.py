@@ -16,19 +16,13 @@ from cairn.storage.logs.step_log import read_step_records
 from cairn.tasks.trainer.tensor_exchange import to_tensors
 from tests.crash.reference import reference_run
 from tests.crash.training_command import Command
-from tests.crash.victims import kill, kill_both, kill_flow, trainers_of
+from tests.crash.victims import assert_gone, kill, kill_both, kill_flow, trainers_of
 from tests.processes.waiting import patience_seconds
+from tests.programs.benchmarks.own_process import set_options
 
 STEPS = 24
-SHORT = (
-    "--set",
-    f"training.steps={STEPS}",
-    "--set",
-    "evaluation.every_commits=100",
-    "--set",
-    "checkpoint.every_steps=4",
-)
-PLAIN = ("--set", "model.dropout=0.0", "--set", "training.precision=fp32", "--set", "training.kernels=stock")
+SHORT = set_options((f"training.steps={STEPS}", "evaluation.every_commits=100", "checkpoint.every_steps=4"))
+PLAIN = set_options(("model.dropout=0.0", "training.precision=fp32", "training.kernels=stock"))
 PLAIN_DROPOUT = PLAIN[2:]
 WIDE = ("--set", "model.n_embd=128")
 """Where bf16 is faster, the default arithmetic of a network this wide is bf16."""
@@ -116,27 +110,23 @@ def test_a_run_moved_from_one_process_to_two_to_four_and_back_ends_with_the_bits
 
 
 @pytest.mark.slow
-@of_qwen3
-def test_two_ranks_killed_and_resumed_end_with_the_bits_of_two_that_nobody_touched(
-    command: Command, tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.parametrize(
+    ("settings", "killed_at", "architecture"),
+    [
+        pytest.param(by(2), (6, 15), "qwen3", id="two ranks, killed twice"),
+        pytest.param(by(3), (10,), "gpt2", id="three ranks, which round alike in the first step after a resume"),
+        pytest.param(by(2, *SHARDED), (10,), "qwen3", id="sharded ranks"),
+    ],
+)
+def test_ranks_killed_and_resumed_end_with_the_bits_of_as_many_that_nobody_touched(
+    command: Command, tmp_path_factory: pytest.TempPathFactory, settings: Settings, killed_at: tuple[int, ...]
 ) -> None:
     untouched = Command(tmp_path_factory.mktemp("untouched"), command.api_url, architecture=command.architecture)
-    untouched.train(*by(2))  # with dropout, in the default arithmetic
-    train_and_kill(command, 6, *by(2))
-    train_and_kill(command, 15, *by(2))
-    command.train(*by(2))
-    assert len(command.state().attempts) == 3
-    assert command.state_sha256() == untouched.state_sha256()
-
-
-@pytest.mark.slow
-def test_three_ranks_round_alike_in_the_first_step_after_a_resume(
-    command: Command, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    untouched = Command(tmp_path_factory.mktemp("untouched"), command.api_url, architecture=command.architecture)
-    untouched.train(*by(3))
-    train_and_kill(command, 10, *by(3))
-    command.train(*by(3))
+    untouched.train(*settings)  # with dropout, in the default arithmetic
+    for step in killed_at:
+        train_and_kill(command, step, *settings)
+    command.train(*settings)
+    assert len(command.state().attempts) == len(killed_at) + 1
     assert command.state_sha256() == untouched.state_sha256()
 
 
@@ -154,20 +144,12 @@ def test_a_sharded_run_goes_on_replicated_and_then_alone(
     assert greatest_difference(weights(command), weights(alone)) < 1e-5
 
 
-@pytest.mark.slow
-@of_qwen3
-def test_a_sharded_run_killed_and_resumed_ends_with_the_same_bits(
-    command: Command, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    untouched = Command(tmp_path_factory.mktemp("untouched"), command.api_url, architecture=command.architecture)
-    untouched.train(*by(2, *SHARDED))
-    train_and_kill(command, 10, *by(2, *SHARDED))
-    command.train(*by(2, *SHARDED))
-    assert command.state_sha256() == untouched.state_sha256()
-
-
 def first_rank(process: subprocess.Popen[bytes]) -> None:
     kill(ranks_of(process)[0].pid)
+
+
+def second_rank(process: subprocess.Popen[bytes]) -> None:
+    kill(ranks_of(process)[1].pid)
 
 
 def agent(process: subprocess.Popen[bytes]) -> None:
@@ -176,15 +158,18 @@ def agent(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strike", [first_rank, agent])
-def test_the_first_rank_and_the_launcher_take_the_others_along_and_the_run_goes_on(
-    command: Command, strike: Callable[[subprocess.Popen[bytes]], None]
+@pytest.mark.parametrize(
+    ("strike", "settings"),
+    [(first_rank, by(2)), (agent, by(2)), (second_rank, by(2, *SHARDED))],
+    ids=["the first rank", "the launcher", "any sharded rank"],
+)
+def test_who_takes_the_others_along_ends_the_attempt_and_the_run_goes_on(
+    command: Command, strike: Callable[[subprocess.Popen[bytes]], None], settings: Settings
 ) -> None:
-    process = command.train_until(6, *by(2))
+    process = command.train_until(6, *settings)
     group = [*trainers_of(process), *launchers_of(process)]
     strike(process)
-    _, alive = psutil.wait_procs(group, timeout=patience_seconds())
-    assert not alive
+    assert_gone(group)
     assert process.wait(timeout=patience_seconds()) == 0, command.output()
     first, *_ = command.state().attempts
     assert first.ended is not None and (first.ended.reason, first.started.placement.world_size) == ("lost", 2)
@@ -199,9 +184,8 @@ def test_another_rank_is_killed_and_the_attempt_goes_on_with_the_same_bits(comma
     kill(second.pid)
     command.let_go("pause@6")
     assert process.wait(timeout=patience_seconds()) == 0, command.output()
-    (attempt,) = command.state().attempts
     change, *joined = command.state().member_changes
-    assert attempt.ended is not None and attempt.ended.reason == "completed"
+    assert command.reasons() == ["completed"]
     assert (change.attempt, change.lost, change.remaining, change.charged) == (1, (1,), (0,), "lost")
     assert "rank 1 lost after step 6; 0 go on with the same bits" in command.output()
     records = read_step_records(command.store, "runs/bard", command.state().attempts)
@@ -216,22 +200,13 @@ def test_another_rank_is_killed_and_the_attempt_goes_on_with_the_same_bits(comma
 
 
 @pytest.mark.slow
-def test_a_sharded_rank_takes_the_others_along_and_the_run_goes_on(command: Command) -> None:
-    process = command.train_until(6, *by(2, *SHARDED))
-    kill(ranks_of(process)[1].pid)
-    assert process.wait(timeout=patience_seconds()) == 0, command.output()
-    first, *_ = command.state().attempts
-    assert first.ended is not None and first.ended.reason == "lost" and "killed by SIGKILL" in first.ended.detail
-
-
-@pytest.mark.slow
 def test_a_budget_that_is_spent_ends_the_attempt_of_a_lost_rank(command: Command) -> None:
     process = command.train_until(6, *by(2, *SHARED, "--set", "budgets.lost.retries=0"))
-    kill(ranks_of(process)[1].pid)
+    second_rank(process)
     command.let_go("pause@6")
     assert process.wait(timeout=patience_seconds()) not in (0, None)
-    (attempt,) = command.state().attempts
-    assert attempt.ended is not None and attempt.ended.reason == "lost" and not command.state().member_changes
+    (ended,) = command.receipts()
+    assert ended.reason == "lost" and not command.state().member_changes
     assert "budget lost is spent: the attempt ends" in command.output()
 
 
@@ -242,33 +217,32 @@ def test_a_rank_that_is_stopped_does_not_outlive_a_flow_that_is_killed(command: 
     ranks_of(process)[1].suspend()
     kill_flow(process)
     process.wait()
-    _, alive = psutil.wait_procs(group, timeout=patience_seconds())
-    assert not alive
+    assert_gone(group)
+
+
+def train_with_a_rank_that_hangs(command: Command, *settings: str) -> None:
+    """Train to the end, the second rank stopped after step 9 until the watchdog finds it."""
+    soon = ("--set", "watchdog.floor_seconds=4", "--set", "watchdog.factor=4")
+    process = command.train_until(9, *by(2, *settings, *soon))
+    ranks_of(process)[1].suspend()
+    command.let_go("pause@9")
+    assert process.wait(timeout=patience_seconds()) == 0, command.output()
 
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_found_by_the_watchdog_and_is_killed_alone(command: Command) -> None:
-    soon = ("--set", "watchdog.floor_seconds=4", "--set", "watchdog.factor=4")
-    process = command.train_until(9, *by(2, *SHARED, *soon))
-    ranks_of(process)[1].suspend()
-    command.let_go("pause@9")
-    assert process.wait(timeout=patience_seconds()) == 0, command.output()
-    (attempt,) = command.state().attempts
-    assert attempt.ended is not None and command.state().member_changes[0].lost == (1,)
+    train_with_a_rank_that_hangs(command, *SHARED)
+    assert len(command.reasons()) == 1 and command.state().member_changes[0].lost == (1,)
     assert command.state_sha256() == reference_run(command).state_sha256
 
 
 @pytest.mark.slow
 def test_a_sharded_rank_that_hangs_ends_the_attempt(command: Command) -> None:
-    soon = ("--set", "watchdog.floor_seconds=4", "--set", "watchdog.factor=4")
-    process = command.train_until(9, *by(2, *SHARDED, *soon))
-    ranks_of(process)[1].suspend()
-    command.let_go("pause@9")
-    assert process.wait(timeout=patience_seconds()) == 0, command.output()
-    first, *_ = command.state().attempts
-    assert first.ended is not None and first.ended.reason == "hung"
+    train_with_a_rank_that_hangs(command, *SHARDED)
+    first, *_ = command.receipts()
+    assert first.reason == "hung"
     waiting, stopped = "rank 0:", "rank 1:"
-    tail = list(first.ended.stderr_tail)
+    tail = list(first.stderr_tail)
     of_waiting = tail[tail.index(waiting) : tail.index(stopped)]
     assert any("train_until" in line for line in of_waiting) and any("torch/distributed" in line for line in of_waiting)
 
@@ -278,10 +252,8 @@ def test_a_notice_stops_all_ranks_behind_the_same_step_and_what_they_did_is_comm
     process = command.train_until(6, *by(2))
     process.terminate()
     assert process.wait(timeout=patience_seconds()) == 75, command.output()
-    (attempt,) = command.state().attempts
-    newest = command.state().newest_committed
-    assert attempt.ended is not None and attempt.ended.reason == "preempted"
-    assert newest is not None and newest.committed.step == attempt.ended.last_step
+    (ended,) = command.receipts()
+    assert (ended.reason, ended.last_step) == ("preempted", command.state().resume_step)
     command.train(*by(2))
     assert len(command.state().attempts) == 2
 
@@ -293,5 +265,5 @@ def test_an_injected_failure_of_two_ranks_has_the_reason_it_has_in_one(
 ) -> None:
     command = Command(tmp_path, api_url, environment={"CAIRN_FAULTS": fault})
     command.train(*by(2))
-    first, *_ = command.state().attempts
-    assert first.ended is not None and first.ended.reason == reason, first.ended
+    first, *_ = command.receipts()
+    assert first.reason == reason

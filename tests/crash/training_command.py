@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from cairn.storage.logs.registry import Promoted, Registry
+from cairn.storage.logs.run_entries import AttemptEnded
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import read_step_records
@@ -143,6 +145,20 @@ class Command:
     def state(self) -> RunState:
         """Return the run's state as a stranger reads it."""
         return RunLog(self.store, RUN).refresh()
+
+    def receipts(self) -> list[AttemptEnded]:
+        """Return the receipt of every attempt; each must have left one."""
+        ends = [attempt.ended for attempt in self.state().attempts]
+        assert None not in ends, self.output()
+        return [ended for ended in ends if ended is not None]
+
+    def reasons(self) -> list[str]:
+        """Return why each attempt has ended."""
+        return [ended.reason for ended in self.receipts()]
+
+    def champion(self) -> Promoted | None:
+        """Return what the alias `champion` points at."""
+        return Registry(self.store, "champion").refresh().champion
 
     def state_sha256(self) -> str:
         """Return the digest of the finished run."""

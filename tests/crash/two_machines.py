@@ -3,8 +3,9 @@
 import socket
 import subprocess
 
-from tests.crash.training_command import RUN, Command
+from tests.crash.training_command import Command
 from tests.processes.waiting import wait_for
+from tests.programs.benchmarks.own_process import set_options
 
 STEPS = 24
 SETTINGS = (
@@ -30,13 +31,8 @@ class TwoMachines:
             self._port = free.getsockname()[1]
 
     def start(self, rank: int, *more: str, faults: str = "", nodes: int = 2) -> "subprocess.Popen[bytes]":
-        settings = [word for setting in (*SETTINGS, *more) for word in ("--set", setting)]
-        return self.command.start_verb(
-            "train",
-            "run.toml",
-            "--run-id",
-            RUN,
-            *settings,
+        return self.command.start(
+            *set_options((*SETTINGS, *more)),
             CAIRN_FAULTS=faults,
             CAIRN_NODES=str(nodes),
             CAIRN_NODE_RANK=str(rank),

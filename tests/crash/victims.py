@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import psutil
 
+from tests.processes.waiting import patience_seconds
+
 
 def descendants_with(process: "subprocess.Popen[bytes]", word: str) -> list[psutil.Process]:
     """Return the processes below this one whose command line has `word`."""
@@ -26,12 +28,29 @@ def trainers_of(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     return descendants_with(process, "cairn.tasks.trainer.trainer")
 
 
+def servers_of(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """Return the command's temporary Prefect servers."""
+    return descendants_with(process, "cairn.flows.orchestrator.prefect_server")
+
+
+def assert_gone(processes: Sequence[psutil.Process]) -> None:
+    """Wait until these, of which there must be some, have ended."""
+    _, alive = psutil.wait_procs(processes, timeout=patience_seconds())
+    assert processes and not alive
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Send a signal to a process that may be gone already; returns whether it was there."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def kill(pid: int) -> None:
     """SIGKILL a process that may be gone already."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    send(pid, signal.SIGKILL)
 
 
 def kill_trainer(process: "subprocess.Popen[bytes]") -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -50,8 +51,8 @@ class GPT(torch.nn.Module):
 """
 
 
-def step(script: str, *, seconds: float = 60.0, part: str = "a") -> Step:
-    return Step(part=part, name="one", words=("sh", "-c", script), seconds=seconds)
+def step(script: str, *, part: str = "a", **more: Any) -> Step:
+    return Step(part=part, name="one", words=("sh", "-c", script), seconds=60.0, **more)
 
 
 def run(folder: Path, *steps: Step, seconds: float = 600.0) -> list[Outcome]:
@@ -106,10 +107,7 @@ def test_what_was_not_begun_is_no_failure() -> None:
 
 
 def test_a_measurement_is_cut_off_and_keeps_its_figures_but_not_without_one() -> None:
-    measuring = Step(
-        part="c", name="one", words=("sh", "-c", f"echo '{ROW}'; sleep 60 & wait"), seconds=1, measures=True
-    )
-    cut = run_step(measuring, seconds=1.0, log=io.StringIO())
+    cut = run_step(step(f"echo '{ROW}'; sleep 60 & wait", measures=True), seconds=1.0, log=io.StringIO())
     assert cut.ended == CUT_OFF and is_good([cut]) and not is_good([outcome(ended=CUT_OFF)])
 
 

@@ -11,9 +11,8 @@ names where a bucket is given.
 import argparse
 import json
 import os
+import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ from cairn.storage.stores.open_store import open_store
 from cairn.tasks.trainer.training_setup import CheckpointLoad
 from tests.programs.benchmarks import large_state
 from tests.programs.benchmarks.checkpoint_savers import RUN, SAVERS, CairnSaver, Saved, state_bytes
+from tests.programs.benchmarks.own_process import answer_of, resident_bytes
 from tests.s3.ceph_server import PROGRAMS
 from tests.s3.servers import BUCKET, s3_server
 
@@ -74,7 +74,7 @@ def main() -> None:
             if given.only in (None, name):
                 part(given)
         if given.only == "large":
-            large_state.report(_turn(given, "large", "stage"), _turn(given, "large", "resume"))
+            large_state.report(turn(given, "large", "stage"), turn(given, "large", "resume"))
 
 
 @contextmanager
@@ -85,17 +85,17 @@ def a_store(asked: str) -> Iterator[str]:
             yield f"{asked or f'file://{folder}'}"
             return
         if asked == "s3://":
-            kind = "ceph" if all(map(_is_installed, PROGRAMS)) else "quick"
-            os.environ["CEPH_MEMORY_BYTES"] = str(CEPH_BYTES)
-            os.environ.update(s3_server(kind, Path(folder)).environment())
+            kind = start_s3(Path(folder))
             print(f"the store: {'Ceph in memory' if kind == 'ceph' else 'the emulator, which says little of a rate'}")
         yield f"{asked if asked != 's3://' else f's3://{BUCKET}'}/{time.time_ns()}"
 
 
-def _is_installed(program: str) -> bool:
-    from shutil import which
-
-    return which(program) is not None
+def start_s3(folder: Path) -> str:
+    """Start the server that this process's clients go to: Ceph where it is installed, else the emulator; says which."""
+    kind = "ceph" if all(map(shutil.which, PROGRAMS)) else "quick"
+    os.environ["CEPH_MEMORY_BYTES"] = str(CEPH_BYTES)
+    os.environ.update(s3_server(kind, folder).environment())
+    return kind
 
 
 def fresh_state(size: str, device: str) -> TrainState:
@@ -119,10 +119,10 @@ def report_saves(given: argparse.Namespace) -> None:
     size, names = state_bytes(state), given.savers.split(",")
     savers = {name: SAVERS[name](state, given.store) for name in names}
     found: dict[str, list[Saved]] = {name: [] for name in names}
-    for turn in range(given.rounds + 1):
+    for number in range(given.rounds + 1):
         for name in names:
             saved = savers[name]()
-            if turn:  # the first one makes what the others use again
+            if number:  # the first one makes what the others use again
                 found[name].append(saved)
     print(f"\n{given.parameters}, {size / 1e6:.0f} MB, medians of {given.rounds} rounds, {given.store}")
     heads = ("stall s", "x plain copy", "by cores", "safe after s", "MB/s", "x raw write")
@@ -151,7 +151,7 @@ def report_memory(given: argparse.Namespace) -> None:
     """Print what each takes at its peak beside the state itself, in states."""
     print(f"\npeak memory of two saves of {given.parameters}, beside the state itself")
     for name in (name for name in given.savers.split(",") if name != "raw write"):
-        said = json.loads(_turn(given, "memory", name))
+        said = turn(given, "memory", name)
         print(f"{name:16}{said['extra_bytes'] / 1e6:8.0f} MB {said['extra_bytes'] / said['state_bytes']:6.2f} states")
 
 
@@ -159,12 +159,11 @@ def peak_turn(given: argparse.Namespace, name: str) -> None:
     """Save twice and say what the peak was beside that of having the state."""
     make_deterministic(seed=1, threads=given.threads)
     state = fresh_state(given.parameters, given.device)
-    before = large_state.resident_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+    peak = large_state.Peak()
     save = SAVERS[name](state, f"{given.store}/memory-{time.time_ns()}")
     save()
     save()
-    print(json.dumps({"extra_bytes": large_state.resident_bytes("VmHWM") - before, "state_bytes": state_bytes(state)}))
+    print(json.dumps({"extra_bytes": peak.bytes, "state_bytes": state_bytes(state)}))
 
 
 def report_slow_down(given: argparse.Namespace) -> None:
@@ -224,10 +223,10 @@ def report_resume(given: argparse.Namespace) -> None:
     found: dict[str, list[dict[str, float]]] = {"cairn": [], "torch.load": []}
     for _ in range(given.rounds):
         for name, turns in found.items():
-            turns.append(json.loads(_turn(given, "resume", name)))
+            turns.append(turn(given, "resume", name))
     print(f"\nfrom the start of a process to its first step, {given.parameters}")
     for name, turns in found.items():
-        middle = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
+        middle = {key: statistics.median(one[key] for one in turns) for key in turns[0]}
         print(
             f"{name:16}{middle['first_step']:8.2f} s, of which state read and in place {middle['loaded']:.2f} s, "
             f"peak {middle['peak_states']:.2f} states"
@@ -260,7 +259,7 @@ def resume_turn(given: argparse.Namespace, name: str) -> None:
     said = {
         "first_step": time.monotonic() - begun,
         "loaded": read,
-        "peak_states": large_state.resident_bytes("VmHWM") / state_bytes(state),
+        "peak_states": resident_bytes("VmHWM") / state_bytes(state),
     }
     print(json.dumps(said))
 
@@ -275,14 +274,14 @@ def large_turn(given: argparse.Namespace, name: str) -> None:
     print(json.dumps(said))
 
 
-def _turn(given: argparse.Namespace, kind: str, name: str) -> str:
-    """Return the last line of a process of its own."""
-    command = [sys.executable, "-m", "tests.programs.benchmarks.bench_checkpoint", "--turn", kind, name]
-    for option in ("parameters", "store", "threads", "device"):
-        command += [f"--{option}", str(getattr(given, option))]
-    environment = {**os.environ, "BENCH_BEGUN": str(time.monotonic())}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    return done.stdout.splitlines()[-1]
+def turn(given: argparse.Namespace, kind: str, name: str) -> dict[str, float]:
+    """Return what a process of its own says."""
+    words = ["--turn", kind, name, "--parameters", given.parameters, "--store", given.store]
+    words += ["--threads", str(given.threads), "--device", given.device]
+    said: dict[str, float] = answer_of(
+        "tests.programs.benchmarks.bench_checkpoint", *words, BENCH_BEGUN=str(time.monotonic())
+    )
+    return said
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import StepRecord, read_step_records
 from cairn.storage.stores.local_store import LocalStore
 from tests.programs.benchmarks.observers import Observers, observing
+from tests.programs.benchmarks.own_process import ROOT, answer_of, environment_in, set_options
 from tests.programs.benchmarks.process_times import (
     children,
     command_line,
@@ -40,7 +41,6 @@ from tests.programs.benchmarks.process_times import (
     tree_core_seconds,
 )
 
-ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "deployments" / "quickstart.toml"
 CALIBRATION_STEPS, NEVER, LOOK_SECONDS = 8, 1_000_000, 0.1
 PREFIX = "runs/bench"
@@ -91,7 +91,7 @@ class Reading:
 
 def command(given: argparse.Namespace, plan: Plan, store: Path) -> list[str]:
     """Return the command line of a run."""
-    options = [part for item in (*ALWAYS, *plan.overrides(), *given.set) for part in ("--set", item)]
+    options = set_options((*ALWAYS, *plan.overrides(), *given.set))
     base = [sys.executable, "-m", "cairn.cli.command", "train", str(given.config.resolve()), "--run-id", "bench"]
     return [*base, *options, "--store", str(store)]
 
@@ -101,16 +101,13 @@ def started(
     given: argparse.Namespace, plan: Plan, folder: Path, store: Path, observers: Observers | None = None
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """Yield the running command, and tell it to leave when the block ends."""
-    options = [part for item in observers.overrides for part in ("--set", item)] if observers else []
-    names = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "CAIRN_"))}
-    environment = names | {"PREFECT_HOME": str(folder / "prefect"), "CAIRN_CACHE": str(folder / "cache")}
-    environment |= observers.environment if observers else {}
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    options = set_options(observers.overrides) if observers else []
+    environment = {**environment_in(folder), **(observers.environment if observers else {})}
     with (folder / "command.txt").open("wb") as output:
         process = subprocess.Popen(
             [*command(given, plan, store), *options],
             cwd=folder,
-            env={**environment, "PYTHONPATH": path},
+            env=environment,
             stderr=output,
         )
     try:
@@ -219,19 +216,9 @@ def bare(given: argparse.Namespace) -> Share:
 
 def run_bare(given: argparse.Namespace, first: int, last: int, data: Path) -> Share:
     """Let the bare loop take its turn in a process of its own."""
-    options = [part for item in given.set for part in ("--set", item)]
-    marks = ["--bare", "--first", str(first), "--last", str(last), "--data", str(data)]
-    command = [
-        sys.executable,
-        "-m",
-        "tests.programs.benchmarks.bench_overhead",
-        "--config",
-        str(given.config),
-        *options,
-        *marks,
-    ]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return Share(**json.loads(done.stdout.splitlines()[-1]))
+    words = ["--bare", "--config", str(given.config.resolve()), *set_options(given.set)]
+    words += ["--first", str(first), "--last", str(last), "--data", str(data)]
+    return Share(**answer_of("tests.programs.benchmarks.bench_overhead", *words))
 
 
 def measure(given: argparse.Namespace, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """How fast all runs of a store answer, beside DuckDB on the same rows as plain Parquet.
 
 Makes a store of `--runs` runs with `--attempts` attempts each, as such a store looks to a reader: of every log the
-newest entry, and rows that were packed before. `--moved` runs have gone on since and come with their cached folds.
+newest entry, and rows that were packed before.
 Asked as a user asks, by a new process each time, and within one process. Medians of `--repeat`, of wall seconds and of
 processor seconds, which say more where the machine has other work. `python tests/programs/benchmarks/bench_sql.py`
 """
@@ -27,8 +27,7 @@ from cairn.reports.queries.run_status import RunPhase
 from cairn.reports.queries.run_tables import LOG_TABLES, columns, make_log_rows, schema_digest
 from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, ReadEntry, Writer, entry_name
-from cairn.storage.logs.run_entries import CheckpointCommitted, Decision, Placement, RunOpened
-from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_entries import CheckpointCommitted, Decision
 from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.local_store import LocalStore
@@ -61,14 +60,13 @@ def fabricated(number: int, attempts: int, chance: random.Random) -> RunState:
     """Return a run that ended that many attempts, each after one commit."""
     opened_at = datetime.now(UTC) - timedelta(days=30 * chance.random(), minutes=attempts)
     config = {**CONFIG, "training": {**CONFIG["training"], "seed": number}}
-    run = RunOpened(
-        run_id=f"run-{number:04d}",
+    run = entries.opened(
+        f"run-{number:04d}",
         model_family=chance.choice(("gpt2-tiny", "gpt2-small")),
         config=config,
         config_sha256=sha256(str(number).encode()),
         data_snapshot="d" * 64,
         total_steps=600_000,
-        code_version="0.1.0",
     )
     records, checkpoints = [], []
     for attempt in range(1, attempts + 1):
@@ -96,10 +94,9 @@ def _commit(run_id: str, attempt: int, chance: random.Random) -> CheckpointCommi
 
 def _attempt(attempt: int, at: datetime, config: Any, resumed: Any, chance: random.Random) -> AttemptRecord:
     seconds, reason = chance.uniform(30, 60), chance.choice(REASONS)
-    placement = Placement(
+    placement = entries.placement(
         host=f"gpu-{chance.randrange(200):03d}",
         boot_id=chance.randbytes(16).hex(),
-        pid_namespace="pid:[4026531836]",
         pid=chance.randrange(1, 60_000),
         start_ticks=int(at.timestamp()),
         device="cuda",
@@ -161,7 +158,7 @@ def packs_of(store: LocalStore, work: Path) -> Path:
     return work / "tables" / sha256(store.url.encode())[:32] / "log"
 
 
-def build_store(folder: Path, work: Path, *, runs: int, attempts: int, moved: int) -> LocalStore:
+def build_store(folder: Path, work: Path, *, runs: int, attempts: int) -> LocalStore:
     """Make the store, and its packs."""
     store, chance, made = LocalStore(folder), random.Random(1), dict[str, list[tuple[RunStamp, dict[str, pa.Table]]]]()
     kind = TableKind(name="log", version="", tables={table: columns(table) for table in LOG_TABLES}, make=make_nothing)
@@ -173,8 +170,6 @@ def build_store(folder: Path, work: Path, *, runs: int, attempts: int, moved: in
         rows = make_log_rows(run_id, state, RunPhase.INTERRUPTED)
         tables = {table: arrow_table(listed, rows[table]) for table, listed in kind.tables.items()}
         made.setdefault(kind.pack_of(run_id), []).append((stamp, tables))
-        if number < moved:
-            RunLog(store, run_id).write_fold(head_of(store, run_id, state, 3 * attempts + 1), state)
     for name, members in made.items():
         (packs_of(store, work) / name).mkdir(parents=True)
         joined = {
@@ -251,20 +246,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--attempts", type=int, default=1000)
-    parser.add_argument("--moved", type=int, default=0, help="runs that went on since they were packed")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        shape = {"runs": options.runs, "attempts": options.attempts, "moved": options.moved}
+        shape = {"runs": options.runs, "attempts": options.attempts}
         store = build_store(Path(folder) / "store", Path(folder) / "work", **shape)
         size = sum(path.stat().st_size for path in (Path(folder) / "work").rglob("*.parquet"))
         print(f"{shape}: packs of {size / 1e6:,.0f} MB, made in {time.perf_counter() - began:.0f} s")
-        if options.moved:
-            began = time.perf_counter()
-            with answer_query(store, CONTRACT, work=Path(folder) / "work") as found:
-                list(found.rows)
-            print(f"the first question folds {options.moved} runs: {time.perf_counter() - began:.2f} s")
         asking = askers(store, Path(folder) / "work")
         print(f"{'wall (processor) seconds':<28}" + "".join(f"{asker.name:>26}" for asker in asking))
         for name, sql in QUERIES.items():

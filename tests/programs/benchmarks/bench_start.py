@@ -19,14 +19,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.storage.snapshots.data_snapshot import list_snapshots
 from cairn.storage.stores.local_store import LocalStore
+from tests.programs.benchmarks.own_process import ROOT, environment_in, set_options
 from tests.programs.benchmarks.process_times import children, command_line, tree_core_seconds
 
-ROOT = Path(__file__).parents[3]
 BARE = Path(__file__).parent / "bare_training.py"
 QUICKSTART = ROOT / "deployments" / "quickstart.toml"
 CHECKED, SERVER, TRAINER, CLAIMED, STEP = "checked", "server begins", "trainer begins", "claimed", "first step"
@@ -53,17 +53,6 @@ class Folder:
     path: Path
     config: Path
     overrides: Sequence[str]
-    runs: int = field(default=0)
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment of a command: nothing names a server."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "CAIRN_"))}
-        return {
-            **inherited,
-            "PYTHONPATH": str(self.source),
-            "PREFECT_HOME": str(self.path / "prefect"),
-            "CAIRN_CACHE": str(self.path / "cache"),
-        }
 
     def forget(self, *names: str) -> None:
         """Delete what a machine keeps under these names."""
@@ -72,13 +61,12 @@ class Folder:
 
     def start(self) -> Start:
         """Run the command until its first step, then tell it to leave."""
-        options = [part for override in self.overrides for part in ("--set", override)]
-        command = [sys.executable, "-m", "cairn.cli.command", "train", str(self.config), "--run-id", "bench", *options]
+        train = ("train", str(self.config), "--run-id", "bench", *set_options(self.overrides))
         began = time.monotonic()
         process = subprocess.Popen(
-            [*command, "--store", str(self.path / "store")],
+            [sys.executable, "-m", "cairn.cli.command", *train, "--store", str(self.path / "store")],
             cwd=self.path,
-            env=self.environment(),
+            env=environment_in(self.path, self.source),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -14,7 +14,6 @@ import math
 import pydoc_data.topics
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from cairn.model.training.gradient_sum import Workers
 from cairn.model.training.parallel import SINGLE_RANK, Ranks
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import StepInputs, take_step
+from tests.programs.benchmarks.own_process import answer_of
 
 LEARNING_RATE, WARM_STEPS = 1e-3, 2
 
@@ -174,15 +174,21 @@ def our_step(
     return lambda _: take_step(state, inputs).loss
 
 
-def nanogpt_step(
-    given: argparse.Namespace, chosen: Recipe, windows: TokenWindows, batch: int
-) -> Callable[[int], float]:
-    """Return the step of nanoGPT's train.py on its own model, which begins with our weights."""
-    specification = importlib.util.spec_from_file_location("nanogpt_model", given.nanogpt / "model.py")
+def nanogpt_model(folder: Path) -> Any:
+    """Return the module of its networks, from a checkout."""
+    specification = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
     specification.loader.exec_module(module)
+    return module
+
+
+def nanogpt_step(
+    given: argparse.Namespace, chosen: Recipe, windows: TokenWindows, batch: int
+) -> Callable[[int], float]:
+    """Return the step of nanoGPT's train.py on its own model, which begins with our weights."""
+    module = nanogpt_model(given.nanogpt)
     shape = {"vocab_size": chosen.vocab_size, **chosen.model.model_dump(include=NANOGPT_FIELDS)}
     theirs = module.GPT(module.GPTConfig(**shape))
     training = TrainingConfig(steps=1, lr=LEARNING_RATE, precision="fp32", kernels="stock")
@@ -213,11 +219,9 @@ def nanogpt_step(
 
 def run_turn(given: argparse.Namespace, contender: str) -> Turn:
     """Let `contender` take its turn in a process of its own."""
-    command = [sys.executable, "-m", "tests.programs.benchmarks.bench_step", *sys.argv[1:], "--contender", contender]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    said = done.stdout.splitlines()[-1]
+    said = answer_of("tests.programs.benchmarks.bench_step", *sys.argv[1:], "--contender", contender)
     print(contender, said, file=sys.stderr)
-    return Turn(**json.loads(said))
+    return Turn(**said)
 
 
 def report(given: argparse.Namespace) -> None:

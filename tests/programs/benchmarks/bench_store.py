@@ -20,8 +20,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cairn.storage.stores.open_store import open_store
-from tests.programs.benchmarks.bench_checkpoint import CEPH_BYTES, PROGRAMS, _is_installed
-from tests.s3.servers import BUCKET, s3_server
+from tests.programs.benchmarks.bench_checkpoint import start_s3
+from tests.s3.servers import BUCKET
 
 OBJECT_BYTES, PIECE_BYTES = 64 << 20, 8 << 20
 BODY = memoryview(bytearray(os.urandom(OBJECT_BYTES)))
@@ -36,9 +36,7 @@ def main() -> None:
     parser.add_argument("--objects", type=int, default=8, help=f"of {OBJECT_BYTES >> 20} MiB, in each turn")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-store-") as folder:
-        kind = "ceph" if all(map(_is_installed, PROGRAMS)) else "quick"
-        os.environ["CEPH_MEMORY_BYTES"] = str(CEPH_BYTES)
-        os.environ.update(s3_server(kind, Path(folder)).environment())
+        kind = start_s3(Path(folder))
         writes, reads = ways()
         print(f"{kind}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; medians of {given.rounds} rounds")
         report("written", writes, given)

@@ -181,7 +181,7 @@ def begin(folder: Path, weights: Path) -> Tuning:
     return Tuning(folder=folder)
 
 
-def spoken_by(tuned: Path, questions: Sequence[str] = UNSEEN) -> list[tuple[str, str]]:
+def spoken_by(tuned: Path) -> list[tuple[str, str]]:
     """Return what transformers writes with an exported model, or an empty text, and how it ended."""
     import torch
 
@@ -189,7 +189,7 @@ def spoken_by(tuned: Path, questions: Sequence[str] = UNSEEN) -> list[tuple[str,
     kinds = (library.AutoModelForCausalLM, library.AutoTokenizer)
     model, tokenizer = (kind.from_pretrained(tuned) for kind in kinds)
     tokenizer.pad_token = tokenizer.eos_token
-    given = tokenizer([prompt_of(each) for each in questions], return_tensors="pt", padding=True, padding_side="left")
+    given = tokenizer([prompt_of(each) for each in UNSEEN], return_tensors="pt", padding=True, padding_side="left")
     with torch.no_grad():
         rows = model.generate(**given, max_new_tokens=32, do_sample=False)[:, given["input_ids"].shape[1] :]
     said = list[tuple[str, str]]()

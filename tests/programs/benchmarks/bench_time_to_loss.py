@@ -44,8 +44,8 @@ from cairn.model.training.training_step import StepInputs, take_step
 from cairn.reports.queries.run_lookup import configuration_of
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.data.snapshot_lookup import order_samples
+from tests.programs.benchmarks.own_process import ROOT, set_options
 
-ROOT = Path(__file__).parents[3]
 EVERY = ("--device=cpu", "--compile=False", "--log_interval=1")
 _TIME = re.compile(r"^iter (\d+): loss [\d.]+, time ([\d.]+)ms", re.MULTILINE)
 Windows = NDArray[np.int64]
@@ -213,11 +213,11 @@ def train_ours(
     """Run `cairn train` and measure its last checkpoint."""
     config, run_id = ROOT / "deployments" / f"{asked.config}.toml", "bench"
     settings = [f"data.sources={json.dumps([str(given.text.resolve())])}", f"training.seed={seed}", *asked.settings]
-    options = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "cairn.cli.command", "train", str(config), "--run-id", run_id, *options]
-    began = time.perf_counter()
+    words = ["train", str(config), "--run-id", run_id, *set_options(settings), "--store", str(store)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([*command, "--store", str(store)], check=True, capture_output=True, env=environment)
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "cairn.cli.command", *words]
+    subprocess.run(command, check=True, capture_output=True, env=environment)
     whole, trained = time.perf_counter() - began, open_trained(store, run_id, given.text)
     result = Result(
         seconds=sum(trained.seconds),

@@ -16,10 +16,11 @@ import msgspec
 
 from cairn.reports.plots.plot_axis import view_curves
 from cairn.reports.plots.run_curves import gather_curves
-from cairn.storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.logs.step_log import step_log_key
 from cairn.storage.stores.local_store import LocalStore
 from tests.cairn.live_server import served
 from tests.crash.chromium import started_chromium
+from tests.entries import step_record
 from tests.fabricated_run import FabricatedRun, fabricate
 
 
@@ -49,19 +50,7 @@ def write_steps(run: FabricatedRun, steps: int) -> None:
     with path.open("wb") as file:
         for step in range(1, steps + 1):
             loss = 2.0 + 8.0 / (step**0.3) + (step * 7919 % 1000) / 2000
-            record = StepRecord(
-                step=step,
-                attempt=1,
-                train_loss=loss,
-                lr=1e-3,
-                grad_norm=1 + loss / 10,
-                tokens_per_second=1e4,
-                mfu=0.3,
-                memory_bytes=0,
-                seconds=0.1,
-                probe_loss=None,
-                sample=None,
-            )
+            record = step_record(step, 1, train_loss=loss, grad_norm=1 + loss / 10)
             file.write(msgspec.json.encode(record) + b"\n")
 
 
@@ -77,7 +66,6 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=int, default=1000)
     options.add_argument("--steps", type=int, default=1_000_000)
-    options.add_argument("--list", action="store_true", help="end after the list of runs")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = LocalStore(Path(folder) / "store")
@@ -94,8 +82,6 @@ def main() -> None:
                 timed("a page after a heartbeat", lambda: live.ask("/"))
             timed("a page that is not read again", lambda: live.ask("/", wait=0))
             timed("a search", lambda: live.ask("/?q=run-00&sort=val_loss", wait=0))
-            if chosen.list:
-                return
             write_steps(open_run, chosen.steps)
             timed(f"the page of a run of {chosen.steps:,} steps", lambda: live.ask("/runs/open"))
             timed("the same after a heartbeat", lambda: (open_run.beat(9), live.ask("/runs/open")))

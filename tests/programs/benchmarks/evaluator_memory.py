@@ -5,25 +5,18 @@
 """
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 
+from tests.programs.benchmarks.own_process import answer_of
 from tests.programs.benchmarks.trainer_memory import MemoryCase, device_peak_bytes
 
 
 def measure_evaluator(case: MemoryCase) -> int:
     """Evaluate in a process of its own and return the bytes it took of the device at most; 0 on a CPU."""
-    command = [sys.executable, "-m", "tests.programs.benchmarks.evaluator_memory", json.dumps(asdict(case))]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{case}: exit code {done.returncode}: {done.stderr[-2000:]}")
-    return int(done.stdout.splitlines()[-1])
+    return int(answer_of("tests.programs.benchmarks.evaluator_memory", json.dumps(asdict(case))))
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ it is copied. What is resumed is a real one on the host. Each is a process of it
 """
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.trainer.training_setup import CheckpointLoad
 from tests.programs.benchmarks.checkpoint_savers import RUN, CairnSaver, state_bytes
+from tests.programs.benchmarks.own_process import resident_bytes
 
 CPU = torch.device("cpu")
 BESIDE_BYTES = 512e6
@@ -94,16 +94,8 @@ class Peak:
         return resident_bytes("VmHWM") - self._before
 
 
-def resident_bytes(field: str) -> int:
-    """Return a field of this process's memory: VmRSS now, VmHWM at most."""
-    # Not getrusage: its maximum begins with that of the process that started this one.
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
-
-
-def report(staged: str, resumed: str) -> None:
-    """Print what both processes said; a peak above a state and `BESIDE_BYTES` is an error."""
-    one, other = json.loads(staged), json.loads(resumed)
+def report(one: dict[str, float], other: dict[str, float]) -> None:
+    """Print what staging and resuming took; a peak above a state and `BESIDE_BYTES` is an error."""
     size = one["state"]
     print(f"\na state of {size / 1e9:.2f} GB elsewhere, and one host copy of it")
     print(f"staged and committed in {one['safe']:.1f} s (copied in {one['stall']:.1f} s), ", end="")

@@ -22,9 +22,9 @@ def command_line(pid: int) -> str:
     return _read(f"/proc/{pid}/cmdline").replace("\0", " ")
 
 
-def own_core_seconds(pid: int, *, ended_children: bool = True) -> float:
-    """Return what `pid` has used of a core, with or without those of its children that it has waited for."""
-    return _core_seconds(f"/proc/{pid}/stat", fields=4 if ended_children else 2)
+def own_core_seconds(pid: int) -> float:
+    """Return what `pid` has used of a core, with those of its children that it has waited for."""
+    return _core_seconds(f"/proc/{pid}/stat", fields=4)
 
 
 def main_thread_core_seconds(pid: int) -> float:

@@ -7,7 +7,6 @@ of a parent: state, batches read ahead, steps, a checkpoint copied and staged wh
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from contextlib import closing
@@ -15,12 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.estimates.size_estimate import MemoryEstimate, TrainingPlace, estimate_memory
+from tests.programs.benchmarks.own_process import answer_of, resident_bytes
 
 STEPS_BEFORE, STEPS_BESIDE = 2, 2
 
@@ -132,23 +131,16 @@ GPT-2's layers first, then the same of Qwen3's, which also share keys.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Bytes resident at most, in all, and before there was a network; on CUDA bytes of the device beside it."""
+    """Bytes resident at most; on CUDA bytes of the device beside it."""
 
     peak_bytes: int
-    imported_bytes: int
-    state_bytes: int
-    stepped_bytes: int
     device_peak_bytes: int = 0
 
 
 def measure(case: MemoryCase, *, threads: int = 2) -> Measured:
     """Train in a process of its own and return what it took."""
-    command = [sys.executable, "-m", "tests.programs.benchmarks.trainer_memory", json.dumps(asdict(case))]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{case}: exit code {done.returncode}: {done.stderr[-2000:]}")
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
+    module = "tests.programs.benchmarks.trainer_memory"
+    return Measured(**answer_of(module, json.dumps(asdict(case)), OMP_NUM_THREADS=str(threads)))
 
 
 def train(case: MemoryCase, folder: Path) -> Measured:
@@ -169,13 +161,11 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     make_deterministic(seed=1, threads=threads)
     import cairn.tasks.trainer.trainer  # noqa: F401 - all that the trainer imports
 
-    imported = _resident("VmRSS")
     tokens = np.arange(case.global_batch * case.block * 8 + 1, dtype=np.int64) * 7919 % case.vocab_size
     windows = TokenWindows([tokens.astype(np.uint16)], case.block, case.vocab_size)
     order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=case.global_batch)
     state = TrainState.create(case.model, case.training, case.vocab_size, device)
     state.model.boundary_id = 7 if case.masked else None
-    made = _resident("VmHWM")
     failures: list[Exception] = []
     store, buffer = open_store(folder.as_uri()), StagingBuffer(device)
     staging = Staging(store, lambda _: None, failures.append, patience_seconds=1.0, buffer=buffer)
@@ -190,20 +180,13 @@ def train(case: MemoryCase, folder: Path) -> Measured:
 
         staging.prepare(state.live_tensors())
         go(STEPS_BEFORE)
-        stepped = _resident("VmHWM")
         staging.begin(_checkpoint(staging.copy(state.live_tensors()), state.cursor), before=lambda: None)
         go(STEPS_BEFORE + STEPS_BESIDE)
         staging.wait()
     if failures:
         raise failures[0]
     device_peak = device_peak_bytes(device) if device.type == "cuda" else 0
-    return Measured(
-        peak_bytes=_resident("VmHWM"),
-        imported_bytes=imported,
-        state_bytes=made,
-        stepped_bytes=stepped,
-        device_peak_bytes=device_peak,
-    )
+    return Measured(peak_bytes=resident_bytes("VmHWM"), device_peak_bytes=device_peak)
 
 
 def device_peak_bytes(device: Any) -> int:
@@ -243,11 +226,6 @@ def _checkpoint(tensors: Any, cursor: int) -> Any:
     )
     target = checkpoint_target("r", step=STEPS_BEFORE, attempt=1)
     return HostCheckpoint(target=target, tensors=tensors, document=document)
-
-
-def _resident(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def main() -> None:

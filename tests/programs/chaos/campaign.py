@@ -7,57 +7,58 @@ import argparse
 import json
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cairn.reports.queries.run_lookup import configuration_of
 from cairn.storage.errors import StorageError
-from cairn.storage.logs.run_log import RunLog
-from tests.crash.prefect_server import RunningServer, Server, wait_until_healthy
+from tests.crash.prefect_server import Server, wait_until_healthy
 from tests.environment_allow_list import restrict_this_process
 from tests.programs.chaos.disturbed_run import Course, disturb, finish
 from tests.programs.chaos.environment import Environment
 from tests.programs.chaos.judge import Reference, judge, reference_of
+from tests.programs.chaos.kinds import Kind
 from tests.programs.chaos.observer import RUN
-from tests.programs.chaos.plan import FAULTS_PER_RUN, STEPS, STORES, Kind, RunPlan, plan_run
-from tests.programs.chaos.reference_run import Schedule, Span, train_reference_run
+from tests.programs.chaos.plan import FAULTS_PER_RUN, STORES, RunPlan, plan_run
+from tests.programs.chaos.reference_run import train_reference_of
 from tests.programs.chaos.replayed import Replayed, replay_segments
-from tests.programs.chaos.side_by_side import run_side_by_side
-from tests.programs.chaos.summary import Outcome, Summary, added, summarize
-from tests.programs.chaos.summary_text import as_json, as_markdown, as_text, from_json, one_line
+from tests.programs.chaos.summary import Outcome, Summary, added
+from tests.programs.chaos.summary_text import as_json, as_markdown, from_json, one_line
 from tests.session_folder import close_session, open_session
 
 _SERVER_SECONDS = 120.0
+WHOLE = (0, 1)
+"""The share of one who does all runs: from the first on, every one."""
 
 
 class Campaign:
     """One Prefect server, one undisturbed run, and as many disturbed ones as are asked for."""
 
-    def __init__(self, folder: Path, *, forked: bool = False, replays: bool = False, api_url: str = "") -> None:
+    def __init__(self, folder: Path, *, forked: bool = False, replays: bool = False) -> None:
         """Start a server in the folder; the undisturbed run is trained when the first one needs it.
 
         `forked` saves the processes their imports, and the campaign a part of what it may strike and of its doubts.
-        With `replays`, `cairn replay` computes every committed segment of each run again. A server at `api_url` is used
-        instead of one of the campaign's own; no plan may strike it.
+        With `replays`, `cairn replay` computes every committed segment of each run again.
         """
         self._folder, self._forked, self._replays = folder, forked, replays
         self._home = folder / "prefect"
         self._home.mkdir(parents=True)
-        self._server = RunningServer(api_url) if api_url else Server(self._home)
+        self._server = Server(self._home)
         self._reference: Reference | None = None
 
     def run(self, plan: RunPlan) -> Outcome:
         """Do to one run what its plan says, and judge it; its folder stays where something does not hold."""
         reference = self._undisturbed()
         folder = self._folder / f"seed-{plan.seed}-{plan.store}"
-        if isinstance(self._server, Server):
-            self._wait_for_server(self._server)
+        self._wait_for_server()
         began = time.monotonic()
         small_disk = any(fault.kind is Kind.FULL_DISK for fault in plan.faults)
         environment = Environment(
@@ -83,17 +84,16 @@ class Campaign:
 
     def close(self) -> None:
         """End the server, also one that is just being started again."""
-        if isinstance(self._server, Server):
-            self._wait_for_server(self._server)
-            with suppress(ProcessLookupError):
-                self._server.kill()
+        self._wait_for_server()
+        with suppress(ProcessLookupError):
+            self._server.kill()
 
-    def _wait_for_server(self, server: Server) -> None:
+    def _wait_for_server(self) -> None:
         """Wait until the server answers again: the run before may have killed it."""
         deadline = time.monotonic() + _SERVER_SECONDS
-        while not server.is_alive and time.monotonic() < deadline:
+        while not self._server.is_alive and time.monotonic() < deadline:
             time.sleep(0.2)
-        wait_until_healthy(f"{server.url}/health", self._home / "server.txt")
+        wait_until_healthy(f"{self._server.url}/health", self._home / "server.txt")
 
     def _undisturbed(self) -> Reference:
         if self._reference is None:
@@ -112,17 +112,8 @@ class Campaign:
 
 def _check_twin(environment: Environment, reference: Reference) -> None:
     """Two roads to the same bits, else neither may judge: the command's run, and its steps by the library alone."""
-    state = RunLog(environment.observer.store, RUN).refresh()
-    config = configuration_of(state)
-    assert state.opened is not None
-    span = Span(end_step=STEPS, micro_batch=state.attempts[0].started.micro_batch, activation_checkpointing=False)
-    reference_run = train_reference_run(
-        environment.observer.store,
-        state.opened.data_snapshot,
-        config,
-        Schedule(quarantined=frozenset(), spans=(span,)),
-        cache_dir=environment.folder / "reference-run",
-    )
+    cache = environment.folder / "reference-run"
+    reference_run = train_reference_of(environment.observer.store, RUN, cache_dir=cache)
     assert reference_run.state_sha256 == reference.state_sha256, "the reference run is not the run nobody touched"
     assert reference_run.curve == reference.curve, "the reference run's curve is not that of the run nobody touched"
 
@@ -138,16 +129,18 @@ def _outcome(environment: Environment, plan: RunPlan, reference: Reference, bega
         said = f"{type(error).__name__}: {error}"
         seconds = time.monotonic() - began
         return Outcome(plan=plan, injected=course.injected, missed=course.missed, seconds=seconds, violations=(said,))
+    attempts = environment.observer.state().attempts
+    receipts = [attempt.ended for attempt in attempts if attempt.ended is not None]
     return Outcome(
         plan=plan,
         injected=course.injected,
         missed=course.missed,
         seconds=time.monotonic() - began,
-        attempts=told.attempts,
-        reasons=told.reasons,
+        attempts=len(attempts),
+        reasons=dict(sorted(Counter(ended.reason for ended in receipts).items())),
         reference_run=told.reference_run,
-        gpu_seconds=told.gpu_seconds,
-        useful_gpu_seconds=told.useful_gpu_seconds,
+        gpu_seconds=sum(ended.gpu_seconds for ended in receipts),
+        useful_gpu_seconds=sum(ended.useful_gpu_seconds for ended in receipts),
         segments=replayed.outcomes,
         violations=told.violations + replayed.violations,
         ends=tuple(one.end for one in environment.exits() if one.end is not None),
@@ -172,7 +165,7 @@ def _options(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30.0, help="no further run is begun after these")
     parser.add_argument("--faults", type=int, default=FAULTS_PER_RUN, help="faults of each run")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, each with a server of its own")
-    parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=int, nargs=2, default=WHOLE, help=argparse.SUPPRESS)
     parser.add_argument("--replay", type=int, help="the seed of one run, to do the same to it again")
     parser.add_argument(
         "--forked", action="store_true", help="fork commands instead of starting them: more in the time"
@@ -200,14 +193,36 @@ def main(words: list[str] | None = None) -> int:
     elif options.jobs > 1:
         began = time.monotonic()
         given = sys.argv[1:] if words is None else words
-        summary = added(
-            [_read(place) for place in run_side_by_side(given, folder, options.jobs)], seconds=time.monotonic() - began
-        )
+        apart = run_side_by_side(given, folder, options.jobs)
+        summary = added(apart, seconds=time.monotonic() - began)
     else:
         summary = _campaign(options, folder)
     _write(folder, summary)
-    print(as_text(summary), f"written to {folder}", sep="\n")
+    if options.share == WHOLE:
+        print(as_markdown(summary), f"written to {folder}", sep="\n")
     return int(summary.violations > 0)
+
+
+def run_side_by_side(words: Sequence[str], folder: Path, jobs: int) -> list[Summary]:
+    """Run a campaign for each job, a process with a server, ports, a folder and a share of the runs of its own.
+
+    Raises `RuntimeError` where one ended without a summary: what it would have found is not known.
+    """
+    places = [folder / f"job-{number}" for number in range(jobs)]
+    own = [("--jobs", "1", "--share", str(number), str(jobs), "--out", str(places[number])) for number in range(jobs)]
+    command = [sys.executable, "-m", "tests.programs.chaos.campaign", *words]
+    started = [subprocess.Popen([*command, *more]) for more in own]  # of an option that is given twice the last counts
+    try:
+        for process in started:
+            process.wait()
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait()
+    silent = [place for place in places if not (place / "summary.json").exists()]
+    if silent:
+        raise RuntimeError(f"no summary in {', '.join(map(str, silent))}; the job's words are above")
+    return [_read(place) for place in places]
 
 
 def _campaign(options: argparse.Namespace, folder: Path) -> Summary:
@@ -221,12 +236,12 @@ def _campaign(options: argparse.Namespace, folder: Path) -> Summary:
             outcomes.append(campaign.run(plan))
             print(one_line(outcomes[-1]), flush=True)
             _tell_violations(outcomes[-1], options)
-            _write(folder, summarize(outcomes, time.monotonic() - began))
+            _write(folder, Summary(outcomes=tuple(outcomes), seconds=time.monotonic() - began))
     except pytest.skip.Exception as absent:
         sys.exit(f"{absent}")
     finally:
         campaign.close()
-    return summarize(outcomes, time.monotonic() - began)
+    return Summary(outcomes=tuple(outcomes), seconds=time.monotonic() - began)
 
 
 def _show(planned: list[RunPlan]) -> None:
@@ -244,7 +259,6 @@ def _read(folder: Path) -> Summary:
 def _write(folder: Path, summary: Summary) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_bytes(as_json(summary))
-    (folder / "summary.txt").write_text(as_text(summary))
     (folder / "summary.md").write_text(as_markdown(summary))
 
 

@@ -7,7 +7,7 @@ Owns registering, starting the worker and asking for a flow run. Refuses to know
 import subprocess
 from collections.abc import Mapping
 
-from tests.crash.prefect_api import JOB_TEMPLATE, SETTLED, prefect_command
+from tests.crash.prefect_api import JOB_TEMPLATE, launch, prefect_command, start_beside
 from tests.crash.training_command import Command
 
 DEPLOYMENT = "train-gpt/train-gpt"
@@ -28,26 +28,16 @@ class Deployed:
         self._prefect("--no-prompt", "deploy", *named)
         self._worker: subprocess.Popen[bytes] | None = None
 
-    def ask_for_flow_run(self, config: str, run_id: str, store: str) -> None:
+    def ask_for_flow_run(self, run_id: str, store: str) -> None:
         """Create a flow run that opens the run."""
-        parameters = (f"config={config}", f"run_id={run_id}", f"store={store}")
-        given = [word for parameter in parameters for word in ("-p", parameter)]
-        self._prefect("deployment", "run", DEPLOYMENT, *given)
+        launch(self._prefect, self._command, run_id=run_id, store=store)
 
     def keep_working(self) -> None:
         """Start the worker where none is at work."""
         if self._worker is not None and self._worker.poll() is None:
             return
-        words = ["worker", "start", "--pool", self._pool, "--name", "chaos", "--install-policy", "never"]
-        with (self._command.folder / "worker.txt").open("ab") as output:
-            self._worker = subprocess.Popen(
-                [*SETTLED, "prefect", *words],
-                cwd=self._command.folder,
-                env=self._environment,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        words = ("prefect", "worker", "start", "--pool", self._pool, "--name", "chaos", "--install-policy", "never")
+        self._worker = start_beside(self._command, self._environment, "worker", *words)
 
     def end(self) -> None:
         """End the worker; flow runs under way go on."""

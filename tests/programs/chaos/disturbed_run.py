@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from tests.processes.waiting import patience_seconds, prompt_seconds
 from tests.programs.chaos.environment import Environment
 from tests.programs.chaos.faults import InjectedFault, inject
-from tests.programs.chaos.plan import EARLY_SECONDS, ENDING, EVALUATED_STEPS, KILLS, Fault, Kind, Moment, RunPlan
+from tests.programs.chaos.kinds import ENDING, KILLS, Kind, Moment
+from tests.programs.chaos.plan import EARLY_SECONDS, EVALUATED_STEPS, Fault, RunPlan
 from tests.programs.chaos.processes import Role
 
 _LOOKED_AFTER_SECONDS = 0.25

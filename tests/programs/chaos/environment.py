@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.s3_store import S3Store
 from cairn.tasks.configuration.configuration_source import load_configuration
 from tests.clouds.servers import CLOUDS, cloud_server
-from tests.crash.prefect_server import RunningServer, Server
+from tests.crash.prefect_api import environment_of
+from tests.crash.prefect_server import Server
 from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
 from tests.crash.training_command import PROGRAM, Command, configuration
+from tests.crash.victims import send
 from tests.programs.chaos.deployed import DEPLOYMENT, Deployed
 from tests.programs.chaos.observer import RUN, Observer
 from tests.programs.chaos.plan import COMMAND, COMMITS_PER_EVALUATION, EARLY_SECONDS, STEPS, WORKER, Skipped
@@ -90,7 +93,7 @@ class Environment:
     def __init__(
         self,
         folder: Path,
-        server: Server | RunningServer,
+        server: Server,
         *,
         store: str,
         driver: str,
@@ -147,7 +150,7 @@ class Environment:
             self.train()
             return
         self._deployed = Deployed(self.command, self.server.url, self._variables_of_others())
-        self._deployed.ask_for_flow_run(str(self.folder / "run.toml"), RUN, self.url)
+        self._deployed.ask_for_flow_run(RUN, self.url)
         self.keep_going()
 
     def train(self, **variables: str) -> Started:
@@ -223,7 +226,7 @@ class Environment:
     def halt(self, role: Role) -> None:
         """Stop the processes of a role until `wake`."""
         known = self._halted.get(role, [])
-        living = [pid for pid in known if _sent(pid, signal.SIGSTOP)]
+        living = [pid for pid in known if send(pid, signal.SIGSTOP)]
         self._halted[role] = living or self.processes.send_signal(signal.SIGSTOP, role)
         self._is_halted = True
 
@@ -231,7 +234,7 @@ class Environment:
         """Let everything that was halted go on."""
         if self._is_halted:
             for pid in [pid for pids in self._halted.values() for pid in pids]:
-                _sent(pid, signal.SIGCONT)
+                send(pid, signal.SIGCONT)
         self._is_halted = False
 
     def suffer(self, what: str) -> None:
@@ -286,15 +289,7 @@ class Environment:
         return self.observer.store.url.removeprefix("file://")
 
     def _variables_of_others(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            **self._variables,
-            "PREFECT_API_URL": self.server.url,
-            "PREFECT_HOME": str(self.folder / "prefect"),
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
-            "CAIRN_CACHE": str(self.folder / "cache"),
-            "CAIRN_STORE": self.url,
-        }
+        return environment_of(self.command, self.server.url, **self._variables, CAIRN_STORE=self.url)
 
     def _start(self, *words: str, program: str = PROGRAM, **variables: str) -> Started:
         process = self.command.start_verb(*words, program=program, **variables)
@@ -313,12 +308,12 @@ class Environment:
                     one.end = CommandEnd(after="start" if is_new else self._last_fault, seconds=round(since, 1))
 
 
-def _sent(pid: int, number: signal.Signals) -> bool:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
+def fill(ballast: Path) -> None:
+    """Write to a file until its disk is full."""
+    for piece in (65536, 64):
+        with ballast.open("ab", buffering=0) as file, suppress(OSError):
+            while file.write(b"\0" * piece):
+                pass
 
 
 def mount(folder: Path) -> bool:

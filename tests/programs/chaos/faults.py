@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.storage.logs.run_state import RunState
+from tests.crash.victims import send
 from tests.processes.waiting import patience_seconds
-from tests.programs.chaos.environment import Environment, Kill
+from tests.programs.chaos.environment import Environment, Kill, fill
 from tests.programs.chaos.flips import flip_checkpoint, flip_data
+from tests.programs.chaos.kinds import LIES_IN_WAIT, Kind
 from tests.programs.chaos.observer import RUN
-from tests.programs.chaos.plan import COMMAND, Fault, Kind, Skipped
+from tests.programs.chaos.plan import COMMAND, Fault, Skipped
 from tests.programs.chaos.processes import WORKERS, Role
-from tests.programs.chaos.reasons import LIES_IN_WAIT
 from tests.programs.chaos.sweep_fault import kill_sweep
 from tests.s3.fault_proxy import NetworkFault
 
-STOPPED_SECONDS = 4.0  # the lease is three
 AWAY_SECONDS = 4.0
 FULL_SECONDS = 4.0
 REFUSED_SECONDS = 4.0
@@ -147,8 +147,7 @@ def _zombie(environment: Environment) -> int:
     for actor in successors:  # it is so quick that it would be at the end before the next fault
         actor.signal(signal.SIGSTOP)
     for pid in asleep:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        send(pid, signal.SIGCONT)
     left = environment.processes.wait_gone(asleep, seconds=patience_seconds())
     for actor in successors:
         actor.signal(signal.SIGCONT)
@@ -169,12 +168,7 @@ def _full_disk(environment: Environment) -> int:
     if not environment.has_small_disk:
         raise Skipped("needs root and tmpfs")
     ballast = environment.folder / "store" / ".ballast"
-    with ballast.open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(b"\0" * 65536):
-            pass
-    with ballast.open("ab", buffering=0) as file, suppress(OSError):
-        while file.write(b"\0" * 64):
-            pass
+    fill(ballast)
     time.sleep(FULL_SECONDS)
     ballast.unlink()
     return 0
@@ -283,13 +277,6 @@ def _out_of_memory(environment: Environment) -> int:
     return struck
 
 
-def _kill_sweep(environment: Environment) -> int:
-    killed, why = kill_sweep(environment)
-    if why:
-        raise Skipped(why)
-    return killed
-
-
 _LOG = rf"PUT .*runs/{RUN}/log/"
 _DEEDS: dict[Kind, Callable[[Environment], int]] = {
     Kind.KILL_TRAINER: _kill(Role.TRAINER),
@@ -301,7 +288,7 @@ _DEEDS: dict[Kind, Callable[[Environment], int]] = {
     Kind.KILL_OWN_SERVER: _kill(Role.SERVER),
     Kind.KILL_WATCHER: _kill(Role.WATCHER),
     Kind.KILL_WORKER: _kill(Role.WORKER),
-    Kind.KILL_SWEEP: _kill_sweep,
+    Kind.KILL_SWEEP: kill_sweep,
     Kind.NOTICE: _notice,
     Kind.NOTICE_WITHOUT_GRACE: _notice_without_grace,
     Kind.ZOMBIE: _zombie,

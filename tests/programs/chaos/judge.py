@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cairn.reports.queries.run_lookup import configuration_of
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_log import RunLog, fold
 from cairn.storage.logs.run_state import RunState
@@ -22,10 +21,10 @@ from tests.log_judge import judge_store
 from tests.processes.waiting import patience_seconds, prompt_seconds
 from tests.programs.chaos.environment import Environment, Started
 from tests.programs.chaos.faults import InjectedFault
+from tests.programs.chaos.kinds import FACTS, LIES_IN_WAIT, SILENCES, Kind
 from tests.programs.chaos.observer import RUN
-from tests.programs.chaos.plan import Kind, RunPlan
-from tests.programs.chaos.reasons import LIES_IN_WAIT, REASONS, SILENCES
-from tests.programs.chaos.reference_run import schedule_of, train_reference_run
+from tests.programs.chaos.plan import RunPlan
+from tests.programs.chaos.reference_run import train_reference_of
 from tests.protocol.raw_history import (
     BROKEN,
     READABLE,
@@ -64,14 +63,10 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What does not hold, and what the run cost; `reference_run` says which undisturbed run it was held against."""
+    """What does not hold; `reference_run` says which undisturbed run it was held against."""
 
     violations: tuple[str, ...]
     reference_run: str
-    attempts: int
-    reasons: dict[str, int]
-    gpu_seconds: float
-    useful_gpu_seconds: float
 
 
 def reference_of(store: ObjectStore) -> Reference:
@@ -93,7 +88,7 @@ def judge(
         *_of_any_run(
             environment,
             state,
-            lambda: reference if reference_run == UNTOUCHED else _reference_of_run(environment, state),
+            lambda: reference if reference_run == UNTOUCHED else _reference_of_run(environment),
         ),
         lambda: _receipts(state, injected, plan),
         lambda: _quarantines(environment, plan, state),
@@ -102,17 +97,8 @@ def judge(
         lambda: _ends(environment.exits(), state, reference.seconds),
         lambda: _too_old(environment),
     ]
-    violations = [said for question in questions for said in _asked(question)]
-    ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
-    reasons = [ended.reason for ended in ends]
-    return Judgement(
-        violations=tuple(violations),
-        reference_run=reference_run,
-        attempts=len(state.attempts),
-        reasons={reason: reasons.count(reason) for reason in sorted(set(reasons))},
-        gpu_seconds=sum(ended.gpu_seconds for ended in ends),
-        useful_gpu_seconds=sum(ended.useful_gpu_seconds for ended in ends),
-    )
+    violations = tuple(said for question in questions for said in _asked(question))
+    return Judgement(violations=violations, reference_run=reference_run)
 
 
 def violations_of(environment: Environment, reference: Reference) -> list[str]:
@@ -144,13 +130,10 @@ def _which_reference(plan: RunPlan, state: RunState) -> str:
     return f"a reference run with {named}" if named else UNTOUCHED
 
 
-def _reference_of_run(environment: Environment, state: RunState) -> Reference:
+def _reference_of_run(environment: Environment) -> Reference:
     """Train the reference run; what was measured of it is nothing: it has no evaluators."""
-    assert state.opened is not None
-    store = environment.observer.store
-    schedule = schedule_of(state, splice(read_step_records(store, PREFIX, state.attempts), state.attempts))
-    config, cache = configuration_of(state), environment.folder / "reference-run"
-    reference_run = train_reference_run(store, state.opened.data_snapshot, config, schedule, cache_dir=cache)
+    cache = environment.folder / "reference-run"
+    reference_run = train_reference_of(environment.observer.store, RUN, cache_dir=cache)
     return Reference(state_sha256=reference_run.state_sha256, curve=reference_run.curve, losses=frozenset())
 
 
@@ -233,7 +216,7 @@ def _receipts(state: RunState, injected: tuple[InjectedFault, ...], plan: RunPla
 
 def _explained_by(met: InjectedFault) -> frozenset[str]:
     lost = {"lost"} if met.fault.kind in SILENCES and met.others_wait else set()
-    return REASONS.get(met.fault.kind, frozenset()) | lost
+    return FACTS[met.fault.kind].reasons | lost
 
 
 def _met_until(fault: InjectedFault, state: RunState) -> int:

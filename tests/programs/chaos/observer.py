@@ -9,7 +9,8 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointState, RunState
 from cairn.storage.logs.step_log import read_heartbeat
 from cairn.storage.stores.object_store import ObjectStore
-from tests.programs.chaos.plan import EARLY_SECONDS, Fault, Moment
+from tests.programs.chaos.kinds import Moment
+from tests.programs.chaos.plan import EARLY_SECONDS, Fault
 from tests.programs.chaos.processes import Processes, Role
 
 RUN = "bard"

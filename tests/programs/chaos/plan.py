@@ -5,7 +5,8 @@ Whether a machine can do a fault is found out where it is done, so that a seed m
 
 import random
 from dataclasses import dataclass, replace
-from enum import StrEnum
+
+from tests.programs.chaos.kinds import ENDING, FACTS, Kind, Moment
 
 STEPS = 80
 LAST_STRUCK_STEP = 74
@@ -14,110 +15,6 @@ EARLY_SECONDS = 3.0
 COMMITS_PER_EVALUATION, EVALUATED_STEPS = 4, 20
 
 
-class Moment(StrEnum):
-    """What the campaign waits to see before it injects, at the fault's step or later.
-
-    `start` is while text becomes a snapshot, the run is opened and first claimed; `resume` while a later attempt is;
-    `early` is a part of the first three seconds of a command.
-    """
-
-    START = "start"
-    EARLY = "early"
-    STEP = "step"
-    COMMIT = "commit"
-    RESUME = "resume"
-    EVALUATION = "evaluation"
-    PROMOTION = "promotion"
-    SWEEP = "sweep"
-
-
-class Kind(StrEnum):
-    """What is done; each name says who suffers."""
-
-    KILL_TRAINER = "kill-trainer"
-    KILL_FLOW = "kill-flow"
-    KILL_BOTH = "kill-both"
-    KILL_LAUNCHER = "kill-launcher"
-    KILL_EVALUATOR = "kill-evaluator"
-    KILL_SERVER = "kill-server"
-    KILL_OWN_SERVER = "kill-own-server"
-    KILL_WATCHER = "kill-watcher"
-    KILL_WORKER = "kill-worker"
-    KILL_SWEEP = "kill-sweep"
-    NOTICE = "notice"
-    NOTICE_WITHOUT_GRACE = "notice-without-grace"
-    ZOMBIE = "zombie"
-    FULL_DISK = "full-disk"
-    STORE_AWAY = "store-away"
-    STORE_THROTTLED = "store-throttled"
-    STORE_LOSES_ANSWERS = "store-loses-answers"
-    STORE_REFUSES = "store-refuses"
-    STORE_IS_LATE = "store-is-late"
-    STORE_MISREADS = "store-misreads"
-    FSYNC_FAILS = "fsync-fails"
-    FLIP_CHECKPOINT = "flip-checkpoint"
-    FLIP_DATA = "flip-data"
-    CLOCK_BACK = "clock-back"
-    CLOCK_FORWARD = "clock-forward"
-    TWO_FLOWS = "two-flows"
-    WRONG_DEAD = "wrong-dead"
-    VERSION_SKEW = "version-skew"
-    OUT_OF_MEMORY = "out-of-memory"
-
-
-_RUNNING = (Moment.STEP, Moment.COMMIT)
-_ANY = (*_RUNNING, Moment.RESUME, Moment.EVALUATION, Moment.SWEEP)
-_ALWAYS = (Moment.START, *_ANY)
-KILLS = frozenset(kind for kind in Kind if kind.startswith("kill-")) - {Kind.KILL_SERVER, Kind.KILL_SWEEP}
-"""Kinds that strike a process which is halted as surely as one that runs."""
-MOMENTS: dict[Kind, tuple[Moment, ...]] = {
-    Kind.KILL_TRAINER: (*_RUNNING, Moment.RESUME),
-    Kind.KILL_FLOW: _ALWAYS,
-    Kind.KILL_BOTH: _ANY,
-    Kind.KILL_LAUNCHER: (*_RUNNING, Moment.RESUME),
-    Kind.KILL_EVALUATOR: (Moment.EVALUATION,),
-    Kind.KILL_SERVER: _ALWAYS,
-    Kind.KILL_OWN_SERVER: _ALWAYS,
-    Kind.KILL_WATCHER: (*_RUNNING, Moment.RESUME),
-    Kind.KILL_WORKER: _ALWAYS,
-    Kind.KILL_SWEEP: (Moment.STEP, Moment.RESUME),
-    Kind.NOTICE: _ANY,
-    Kind.NOTICE_WITHOUT_GRACE: (*_RUNNING, Moment.EVALUATION),
-    Kind.ZOMBIE: _ANY,
-    Kind.FULL_DISK: _ALWAYS,
-    Kind.STORE_AWAY: _ALWAYS,
-    Kind.STORE_THROTTLED: _ANY,
-    Kind.STORE_LOSES_ANSWERS: _ANY,
-    Kind.STORE_REFUSES: _ANY,
-    Kind.STORE_IS_LATE: _RUNNING,
-    Kind.STORE_MISREADS: (Moment.STEP,),
-    Kind.FSYNC_FAILS: _RUNNING,
-    Kind.FLIP_CHECKPOINT: (Moment.STEP,),
-    Kind.FLIP_DATA: (Moment.STEP,),
-    Kind.CLOCK_BACK: _RUNNING,
-    Kind.CLOCK_FORWARD: _RUNNING,
-    Kind.TWO_FLOWS: _RUNNING,
-    Kind.WRONG_DEAD: (*_RUNNING, Moment.EVALUATION),
-    Kind.VERSION_SKEW: (Moment.STEP,),
-    Kind.OUT_OF_MEMORY: (Moment.STEP,),
-}
-WEIGHTS: dict[Kind, int] = {
-    Kind.KILL_TRAINER: 6,
-    Kind.KILL_FLOW: 5,
-    Kind.KILL_BOTH: 5,
-    Kind.KILL_LAUNCHER: 10,
-    Kind.NOTICE: 3,
-    Kind.KILL_EVALUATOR: 6,
-    Kind.KILL_WATCHER: 2,
-    Kind.KILL_WORKER: 3,
-    Kind.KILL_SWEEP: 2,
-    Kind.KILL_OWN_SERVER: 6,
-    Kind.STORE_AWAY: 4,
-    Kind.STORE_THROTTLED: 4,
-    Kind.STORE_LOSES_ANSWERS: 4,
-    Kind.STORE_IS_LATE: 4,
-    Kind.STORE_MISREADS: 2,
-}
 EARLIEST: dict[Kind | Moment, int] = {
     Kind.FLIP_CHECKPOINT: 12,
     Kind.STORE_MISREADS: 12,
@@ -127,28 +24,6 @@ EARLIEST: dict[Kind | Moment, int] = {
     Moment.EVALUATION: 16,
 }
 """Before these steps there are not two checkpoints, nothing to sweep, and nothing to evaluate."""
-ENDING: frozenset[Kind] = frozenset(
-    {
-        Kind.KILL_TRAINER,
-        Kind.KILL_FLOW,
-        Kind.KILL_BOTH,
-        Kind.KILL_LAUNCHER,
-        Kind.NOTICE,
-        Kind.NOTICE_WITHOUT_GRACE,
-        Kind.ZOMBIE,
-        Kind.FLIP_CHECKPOINT,
-        Kind.FLIP_DATA,
-        Kind.STORE_REFUSES,
-        Kind.STORE_IS_LATE,
-        Kind.STORE_MISREADS,
-        Kind.FSYNC_FAILS,
-        Kind.CLOCK_BACK,
-        Kind.CLOCK_FORWARD,
-        Kind.TWO_FLOWS,
-        Kind.OUT_OF_MEMORY,
-    }
-)
-"""After these the run is resumed, so that a resume can be struck next."""
 STARTING = frozenset(
     {Kind.KILL_FLOW, Kind.KILL_BOTH, Kind.NOTICE, Kind.NOTICE_WITHOUT_GRACE, Kind.STORE_IS_LATE, Kind.TWO_FLOWS}
 )
@@ -227,7 +102,7 @@ def plan_run(seed: int, *, store: str, faults: int = FAULTS_PER_RUN, driver: str
     kinds = possible_kinds(store, driver, is_spoiled=spoiled is not None, processes=processes)
     if driver == COMMAND:
         kinds.remove(Kind.KILL_SERVER if chance.random() < _OWN_SERVER_SHARE else Kind.KILL_OWN_SERVER)
-    drawn = chance.choices(kinds, [WEIGHTS.get(kind, 1) for kind in kinds], k=faults)
+    drawn = chance.choices(kinds, [FACTS[kind].weight for kind in kinds], k=faults)
     planned = sorted((_drawn(chance, kind) for kind in drawn), key=lambda fault: fault.step)
     for place, fault in enumerate(planned):
         if fault.moment is Moment.RESUME and (place == 0 or planned[place - 1].kind not in ENDING):
@@ -262,7 +137,7 @@ def _early(chance: random.Random, step: int) -> Fault:
 
 
 def _drawn(chance: random.Random, kind: Kind) -> Fault:
-    moment = chance.choice(MOMENTS[kind])
+    moment = chance.choice(FACTS[kind].moments)
     if moment is Moment.START:
         return Fault(kind=kind, moment=moment, step=0)
     earliest = max(EARLIEST.get(kind, 1), EARLIEST.get(moment, 1))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from tests.crash.victims import send
+
 TAG = "CAIRN_CHAOS_RUN"
 _ENGINES = ("prefect.engine", "prefect.flow_engine", "prefect.runner._workspace")
 
@@ -40,10 +42,7 @@ class Actor:
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; one that is gone already is no error."""
-        try:
-            os.kill(self.pid, number)
-        except ProcessLookupError:
-            return
+        send(self.pid, number)
 
 
 class Processes:

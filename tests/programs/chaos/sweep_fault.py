@@ -10,13 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from tests.programs.chaos.environment import Environment
 from tests.programs.chaos.observer import RUN
+from tests.programs.chaos.plan import Skipped
 from tests.programs.chaos.processes import Role
 
-ROOT = Path(__file__).parents[3]
 _KEPT = 3
 _PATIENCE_SECONDS = 20.0
 _FROZEN_SECONDS = 2.0
@@ -24,8 +23,8 @@ _FROZEN_SECONDS = 2.0
 _LONGEST_SWEEP_SECONDS = 0.05
 
 
-def kill_sweep(environment: Environment) -> tuple[int, str]:
-    """Do it; returns how many processes were killed, and why it was not done where it could not be."""
+def kill_sweep(environment: Environment) -> int:
+    """Do it; returns how many processes were killed."""
     chance = random.Random(f"{environment.tag} {len(environment.observer.seen)}")
     process = environment.start_process(
         [sys.executable, "-m", "tests.programs.chaos.waiting_sweep", RUN, environment.url]
@@ -34,7 +33,7 @@ def kill_sweep(environment: Environment) -> tuple[int, str]:
         assert process.stdout is not None and process.stdin is not None
         process.stdout.readline()
         if not _waits_for_work(environment):
-            return 0, "nothing to sweep"
+            raise Skipped("nothing to sweep")
         frozen = environment.processes.send_signal(signal.SIGSTOP, Role.FLOW) if chance.random() < 0.5 else []
         before = environment.observer.newest_seq()
         process.stdin.write(b"\n")
@@ -46,7 +45,7 @@ def kill_sweep(environment: Environment) -> tuple[int, str]:
         process.kill()
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
-        return int(is_alive), ""
+        return int(is_alive)
     finally:
         process.kill()
         process.communicate()

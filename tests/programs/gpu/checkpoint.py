@@ -5,7 +5,6 @@ memory that is there; another, from nothing, reads it all back and takes a step.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -80,7 +79,7 @@ def resume(given: argparse.Namespace) -> None:
     """Say what a new process needs until its first step is done."""
     seconds = []
     for _ in range(2):
-        said = json.loads(bench_checkpoint._turn(given, "resume", "cairn"))
+        said = bench_checkpoint.turn(given, "resume", "cairn")
         seconds.append(said["first_step"])
         say(f"{given.parameters}, resumed", first_step_s=said["first_step"], state_in_place_s=said["loaded"])
     say(f"{given.parameters}, resumed, median", first_step_s=statistics.median(seconds))

@@ -4,8 +4,6 @@ Imports torch, NumPy, pydantic, psutil and nothing that a bare PyTorch machine w
 """
 
 import hashlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ from cairn.model.training.training_loop import (
     train_until,
 )
 from cairn.model.training.training_step import StepInputs
-from tests.programs.benchmarks.bench_step import NANOGPT_FIELDS, text_tokens
+from tests.programs.benchmarks.bench_step import NANOGPT_FIELDS, nanogpt_model, text_tokens
 
 NANOGPT, NANOGPT_COMPILED = "nanogpt", "nanogpt-compiled"
 LEARNING_RATE = 6e-4
@@ -79,24 +77,19 @@ class Recipe:
     padded: int
 
 
-def recipe(layers: int, heads: int, width: int, block: int, vocab_size: int, padded: int, dropout: float) -> Recipe:
-    """Put a recipe together."""
-    shape = ModelConfig(n_layer=layers, n_head=heads, n_embd=width, block_size=block, dropout=dropout, bias=False)
-    return Recipe(model=shape, vocab_size=vocab_size, padded=padded)
+RECIPES = {
+    "tiny": (2, 2, 32, 32, 211, 256),
+    "gpt2": (12, 12, 768, 1024, 50257, 50304),
+    "gpt2-medium": (24, 16, 1024, 1024, 50257, 50304),
+    "gpt2-xl": (48, 25, 1600, 1024, 50257, 50304),
+}
 
 
 def recipe_of(name: str, dropout: float = 0.0) -> Recipe:
     """Return the recipe of this name; without biases, as nanoGPT trains it."""
-    shapes = {
-        "tiny": (2, 2, 32, 32, 211, 256),
-        "gpt2": (12, 12, 768, 1024, 50257, 50304),
-        "gpt2-medium": (24, 16, 1024, 1024, 50257, 50304),
-        "gpt2-xl": (48, 25, 1600, 1024, 50257, 50304),
-    }
-    return recipe(*shapes[name], dropout)
-
-
-RECIPES = ("tiny", "gpt2", "gpt2-medium", "gpt2-xl")
+    layers, heads, width, block, vocab_size, padded = RECIPES[name]
+    shape = ModelConfig(n_layer=layers, n_head=heads, n_embd=width, block_size=block, dropout=dropout, bias=False)
+    return Recipe(model=shape, vocab_size=vocab_size, padded=padded)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,11 +159,7 @@ def nanogpt_training(task: Task) -> tuple[Callable[[int], None], list[float]]:
     every ten steps as in config/train_gpt2.py; and its table of 50,304 rows.
     """
     assert task.nanogpt is not None
-    specification = importlib.util.spec_from_file_location("nanogpt_model", task.nanogpt / "model.py")
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
+    module = nanogpt_model(task.nanogpt)
     chosen, device, losses = recipe_of(task.recipe), resolve_device(task.device), list[float]()
     torch.manual_seed(1337)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True

@@ -27,6 +27,7 @@ from cairn.model.estimates.size_estimate import TrainingPlace, estimate_memory
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import AttemptRecord
 from cairn.storage.stores.local_store import LocalStore
+from tests.programs.benchmarks.own_process import environment_in
 from tests.programs.gpu.rows import say
 
 RUN, POLL_SECONDS = "run", 0.25
@@ -92,16 +93,8 @@ class Command:
     def __init__(self, folder: Path, sizes: Sizes, device: str, variables: Mapping[str, str]) -> None:
         self.folder, self.log = folder, RunLog(LocalStore(folder / "store"), RUN)
         (folder / f"{RUN}.toml").write_text(sizes.toml(device), encoding="utf-8")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "CAIRN_"))}
-        folders = {"CAIRN_STORE": "store", "CAIRN_CACHE": "cache", "PREFECT_HOME": "prefect"}
-        own = {name: str(folder / value) for name, value in folders.items()}
-        self.environment = {
-            **kept,
-            **own,
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "DO_NOT_TRACK": "1",
-            **variables,
-        }
+        own = {"CAIRN_STORE": str(folder / "store"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+        self.environment = {**environment_in(folder), **own, **variables}
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         """Start a verb of `cairn` in a group of its own; what it says for people goes to this process's stderr."""
