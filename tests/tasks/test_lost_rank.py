@@ -15,7 +15,6 @@ from tests.processes.waiting import patience_seconds
 from tests.programs.chaos.rank_campaign import find_problems
 from tests.programs.chaos.rank_run import STEPS, Ended, RankRun
 
-SELDOM = pytest.mark.slow  # quick witness: the first of them
 SLOW = 0.2
 """Seconds of a step in which a rank that is started has a chance to join."""
 
@@ -37,8 +36,8 @@ def undisturbed(runs: RankRun) -> Ended:
 
 @pytest.fixture(scope="module")
 def struck(runs: RankRun) -> Ended:
-    """A run of four ranks, of which one is killed in its second step; another one is started and joins."""
-    return runs.run(4, "2:after-parts:2", step_seconds=SLOW)
+    """A run of four ranks on two machines, of which one is killed in its second step; another one joins."""
+    return runs.run(4, "2:after-parts:2", machines=2, step_seconds=SLOW)
 
 
 def test_three_of_four_ranks_go_on_with_the_bits_of_a_run_that_nobody_touched(
@@ -75,6 +74,7 @@ def test_a_checkpoint_whose_writer_is_lost_is_dropped_and_the_last_one_is_writte
     assert ended.dropped == (6, STEPS) and set(ended.digests) == {3, 9, STEPS}
 
 
+@pytest.mark.slow  # quick witness: test_a_launcher_that_is_asked_kills_the_ranks_that_hang_unless_the_first_does
 def test_a_rank_that_hangs_is_killed_alone_and_is_found_by_what_the_others_wait_for(
     runs: RankRun, undisturbed: Ended
 ) -> None:
@@ -87,8 +87,12 @@ def test_a_rank_that_hangs_is_killed_alone_and_is_found_by_what_the_others_wait_
     "kills",
     [
         pytest.param("2:flags:3,4:hand-over:1,3:hand-over:2", id="the one that joins, and one that was there, at once"),
-        pytest.param("2:flags:3,4:after-hand-over:1", id="the one that joins, once it has the state", marks=SELDOM),
-        pytest.param("2:flags:3,4:forward:1,1:meet:3", id="one that has joined, another while they meet", marks=SELDOM),
+        pytest.param(
+            "2:flags:3,4:after-hand-over:1", id="the one that joins, once it has the state", marks=pytest.mark.slow
+        ),  # quick witness: the first
+        pytest.param(
+            "2:flags:3,4:forward:1,1:meet:3", id="one that has joined, another while they meet", marks=pytest.mark.slow
+        ),  # quick witness: the first
     ],
 )
 def test_ranks_that_die_while_another_joins_take_no_bit_along(runs: RankRun, undisturbed: Ended, kills: str) -> None:
@@ -96,6 +100,7 @@ def test_ranks_that_die_while_another_joins_take_no_bit_along(runs: RankRun, und
     assert problems(ended, undisturbed) == []
 
 
+@pytest.mark.slow  # quick witness: test_a_launcher_that_is_gone_takes_its_ranks_along_and_the_parent_learns_which
 def test_ranks_of_two_machines_outlive_one_rank_and_a_whole_machine_and_another_machine_joins(
     runs: RankRun, undisturbed: Ended
 ) -> None:
@@ -213,7 +218,7 @@ def test_a_launcher_that_is_asked_kills_the_ranks_that_hang_unless_the_first_doe
     assert launched.reports == [trainer_protocol.RanksOutlived(ranks=lost)]
 
 
-def test_a_launcher_that_is_gone_takes_its_ranks_along_and_the_parent_learns_which_machine_it_was(
+def test_a_launcher_that_is_gone_takes_its_ranks_along_and_the_parent_learns_which(
     tmp_path: Path,
 ) -> None:
     gone = SimpleQueue[str]()

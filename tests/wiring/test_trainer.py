@@ -23,7 +23,7 @@ from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.policy.failures import ExceptionReport, kind_of
 from cairn.tasks.trainer.trainer import StepReporter
-from cairn.tasks.trainer.trainer_channel import exit_on_error
+from cairn.tasks.trainer.trainer_channel import Place, exit_on_error
 from cairn.tasks.trainer.trainer_protocol import SegmentDone, StepDone
 from tests.entries import NOON, started
 from tests.tasks.trainer_in_process import MODEL, TRAINING, ParentEnd, TrainingWorld, reference_of
@@ -185,7 +185,8 @@ def test_a_segment_waits_for_an_upload_that_is_soon_over(world: TrainingWorld) -
 
 def test_device_time_counts_every_device(world: TrainingWorld) -> None:
     parent: Any = ParentEnd()
-    reporter = StepReporter(world.spec(devices=4), world.store, "runs/many", parent, Ranks(rank=0, size=4))
+    place = Place(device=torch.device("cpu"), ranks=Ranks(rank=0, size=4))
+    reporter = StepReporter(world.spec(devices=4), world.store, "runs/many", parent, place)
     reporter._started -= 100.0
     reporter.report_segment(step=5, stopped=False)
     reporter._log._file.close()

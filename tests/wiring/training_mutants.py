@@ -199,8 +199,8 @@ TRAINING_MUTANTS = (
     mutant(
         "resumed-as-if-fresh",
         TRAINER,
-        "CheckpointLoad(self._store, spec.resume)",
-        "CheckpointLoad(self._store, None)",
+        "CheckpointLoad(self._store, spec.resume if",
+        "CheckpointLoad(self._store, None if",
         COUNTED,
     ),
     mutant(

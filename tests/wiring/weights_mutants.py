@@ -67,8 +67,8 @@ WEIGHTS_MUTANTS = (
     mutant(
         "adapters-resumed-beside-other-weights",
         "tasks/trainer/training_setup.py",
-        "and (self._opened is None or state.beside)",
-        "and self._opened is None",
+        "if self._opened is None or state.beside:",
+        "if self._opened is None:",
         "tests/tasks/test_adapters.py::test_a_run_that_lost_its_machine_goes_on_in_the_bits_of_one_that_did_not",
     ),
     mutant(
