@@ -33,7 +33,7 @@ from tests.programs.chaos.slurm_times import Idle, JobStates, idle_times
 from tests.session_folder import close_session, open_session
 
 STEPS, LAST_STRUCK_STEP = 80, 74
-STEPS_OF_A_LOSS = 240
+STEPS_OF_A_LOSS = 600
 """Steps in which another rank can join before the next one is lost."""
 _LOSSES = ("kill_other", "kill_other_ranks")
 TWO_DISTURBANCES_SHARE = 0.25
