@@ -123,7 +123,10 @@ class LaunchedRanks:
             return False
         if after.ranks and end.rank in before.ranks and self._joined < _MOST_JOIN:
             self._joined += 1
-            self._run(self.next_rank(), self._locals[end.rank])
+            with suppress(
+                OSError, rank_values.ValuesGone
+            ):  # no process or memory is left: the others go on as they are
+                self._run(self.next_rank(), self._locals[end.rank])
         return bool(after.ranks)
 
     def _after(self, end: RankEnded, members: Members) -> Members:

@@ -185,6 +185,17 @@ def test_a_rank_that_ends_before_it_was_let_in_ends_nobody_and_is_not_replaced(t
     assert sorted(launched.started) == [0, 1, 2]
 
 
+def test_where_no_process_can_be_started_the_others_go_on_as_they_are(tmp_path: Path) -> None:
+    launched = Launched(tmp_path, "sleep 0.5", KILLED)
+    launched.programs = []
+
+    def start(rank: int, local: int) -> "subprocess.Popen[bytes]":
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    launched.ranks._start = start
+    assert launched.ranks.wait() is None
+
+
 def test_where_every_rank_that_joins_is_killed_no_more_are_started_some_time(tmp_path: Path) -> None:
     launched = Launched(tmp_path, STAYS, KILLED)
 
