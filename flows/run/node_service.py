@@ -105,9 +105,13 @@ class NodeService:
 
     def _start(self, order: machines.StartRanks) -> None:
         self._kill_ranks()
-        self._order, rendezvous = order, order.rendezvous
+        self._order = order
         group = replace(
-            self._group, nodes=order.nodes, node_rank=order.node_rank, rendezvous=rendezvous, joins=order.joins
+            self._group,
+            nodes=order.nodes,
+            node_rank=order.node_rank,
+            rendezvous=order.rendezvous,
+            joins=order.joins,
         )
         told = {**os.environ, RENDEZVOUS: order.rendezvous, "CAIRN_NODE_FOLDER": str(self._folder)}
         self._ranks = start_child(group.command(), stdin=DEVNULL, stdout=DEVNULL, stderr=None, environment=told)

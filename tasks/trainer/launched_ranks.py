@@ -123,9 +123,8 @@ class LaunchedRanks:
             return False
         if after.ranks and end.rank in before.ranks and self._joined < _MOST_JOIN:
             self._joined += 1
-            with suppress(
-                OSError, rank_values.ValuesGone
-            ):  # no process or memory is left: the others go on as they are
+            # Where no process or memory is left for another one, the others go on as they are.
+            with suppress(OSError, rank_values.ValuesGone):
                 self._run(self.next_rank(), self._locals[end.rank])
         return bool(after.ranks)
 

@@ -64,11 +64,15 @@ class RankStore(Store):
         """Return the same store: its values may be shared."""
         return self
 
-    def _ask(self, operation: rank_values.Operation, key: str, **values: Any) -> rank_values.Answer:
+    def ask(self, request: rank_values.Request) -> rank_values.Answer:
+        """Execute a request on the values."""
         try:
-            return self.values.ask(rank_values.Request(operation=operation, key=key, **values))
+            return self.values.ask(request)
         except rank_values.ValuesGone as error:
             raise DistNetworkError(str(error)) from error
+
+    def _ask(self, operation: rank_values.Operation, key: str, **values: Any) -> rank_values.Answer:
+        return self.ask(rank_values.Request(operation=operation, key=key, **values))
 
 
 def open_rank_store(environment: Mapping[str, str], *, rank: int) -> RankStore:
@@ -90,8 +94,8 @@ class Meetings:
     """Where ranks meet again, and let others join; their launchers say who is left."""
 
     def __init__(self, store: RankStore, marks: rank_values.WaitingMarks) -> None:
-        self._values, self._marks = store.values, marks
-        self._store = store  # kept: a prefix keeps no object of Python alive
+        self._values, self._marks = store, marks
+        self._store = store  # of the newest meeting, kept: a prefix keeps no object of Python alive
 
     def members(self) -> Members:
         """Return the members as they are now."""
@@ -131,7 +135,7 @@ class Meetings:
 
     def store(self, number: MeetingNumber) -> Store:
         """Return the store of this meeting alone."""
-        self._store = RankStore(self._values, lambda: self.members().changes != number[0])
+        self._store = RankStore(self._values.values, lambda: self.members().changes != number[0])
         return PrefixStore("connect/{}.{}".format(*number), self._store)
 
     def _position(self, prefix: str, rank: int) -> bytes | None:

@@ -11,8 +11,8 @@ from torch.distributed import DistNetworkError, Store
 
 from cairn.model.training.parallel import is_peer_loss
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer.rank_store import RankStore, open_rank_store
-from cairn.tasks.trainer.rank_values import FolderValues, MemoryValues, RemoteValues, serving_rendezvous
+from cairn.tasks.trainer.rank_store import Meetings, RankStore, open_rank_store
+from cairn.tasks.trainer.rank_values import FolderValues, MemoryValues, RemoteValues, WaitingMarks, serving_rendezvous
 
 SECRET = b"0123456789abcdef"
 
@@ -90,13 +90,15 @@ def test_each_rank_joins_once(address: str) -> None:
         pass
 
 
-def test_a_store_whose_connection_is_lost_counts_as_a_lost_peer(address: str) -> None:
+def test_a_store_whose_connection_is_lost_counts_as_a_lost_peer_at_a_meeting_too(address: str, tmp_path: Path) -> None:
     with joined(address, 0) as store:
         assert isinstance(store.values, RemoteValues)
         store.values._peer._connection.shutdown(socket.SHUT_RDWR)
-        with pytest.raises(DistNetworkError, match="launcher is gone") as lost:
-            store.check(["a"])
-    assert is_peer_loss(lost.value)
+        meetings = Meetings(store, WaitingMarks(tmp_path / "marks"))
+        for ask in (lambda: store.check(["a"]), meetings.members, lambda: meetings.is_due((0, 0))):
+            with pytest.raises(DistNetworkError, match="launcher is gone") as lost:
+                ask()
+            assert is_peer_loss(lost.value)
 
 
 def test_who_has_another_secret_does_not_come_in(address: str) -> None:
