@@ -70,7 +70,7 @@ def cancel_waiting_flow_runs(api_url: str) -> None:
         ask(api_url, f"flow_runs/{flow_run['id']}/set_state", {"state": {"type": "CANCELLED"}, "force": True})
 
 
-def log_of(api_url: str, flow_run_id: str) -> str:
+def log_of(api_url: str, flow_run_id: str | None) -> str:
     """Return the log of a flow run, its task runs' included."""
     rule = {"logs": {"flow_run_id": {"any_": [flow_run_id]}}, "limit": 200, "sort": "TIMESTAMP_ASC"}
     return "\n".join(line["message"] for line in ask(api_url, "logs/filter", rule))

@@ -4,8 +4,8 @@ from tests.crash.prefect_api import ask, edges, flow_run, task_runs
 from tests.crash.training_command import RUN, Command
 
 
-def flow_run_of(command: Command) -> str:
-    """Return the id of the flow run that the run's newest attempt belongs to.
+def flow_run_of(command: Command) -> str | None:
+    """Return the id of the flow run that the run's newest attempt belongs to; None if the server has none yet.
 
     On a busy server the entries of a short attempt all precede its page, and name none: then it is looked for there.
     """
@@ -13,16 +13,17 @@ def flow_run_of(command: Command) -> str:
         return flow_run_id
     wanted = {"flow_runs": {"tags": {"all_": [f"run:{RUN}"]}}, "sort": "EXPECTED_START_TIME_DESC"}
     found = ask(command.api_url, "flow_runs/filter", wanted)
-    return str(
-        next(item["id"] for item in found if item["parameters"]["store"] == command.store.url.removeprefix("file://"))
-    )
+    store = command.store.url.removeprefix("file://")
+    return next((str(item["id"]) for item in found if item["parameters"]["store"] == store), None)
 
 
 class ShownRun:
     """A finished run, and what the server knows of it."""
 
     def __init__(self, command: Command) -> None:
-        self.command, self.api_url, self.flow_run_id = command, command.api_url, flow_run_of(command)
+        flow_run_id = flow_run_of(command)
+        assert flow_run_id is not None, "the server has no flow run of this run"
+        self.command, self.api_url, self.flow_run_id = command, command.api_url, flow_run_id
 
     def task_runs(self) -> dict[str, str]:
         """Return the state of each task run by its name."""

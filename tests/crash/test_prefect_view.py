@@ -76,7 +76,7 @@ def test_the_page_has_the_curve_as_a_picture_up_to_the_end_of_the_run(shown: Sho
 
 def test_cancelling_stops_the_trainer_and_is_booked_as_cancelled(command: Command, api_url: str) -> None:
     process = command.train_until(7)
-    wait_for(lambda: command.state().attempts[-1].flow_run_id is not None, process, "the commit", command.output)
+    wait_for(lambda: flow_run_of(command) is not None, process, "the flow run", command.output)
     trainers = trainers_of(process)
     cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
     ask(api_url, f"flow_runs/{flow_run_of(command)}/set_state", cancelling)
