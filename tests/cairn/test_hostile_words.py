@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cairn.flows.run.progress import Progress
 from cairn.flows.run.run_decisions import describe
-from cairn.operations.exported_model import write_card
+from cairn.operations.trained_models import write_card
 from cairn.reports.queries.receipts import read_receipts
 from cairn.reports.queries.run_lookup import FoundCheckpoint, read_beat
 from cairn.reports.queries.run_status import read_status
