@@ -8,7 +8,7 @@ from cairn.flows.orchestrator import flow_run, flow_run_tags, form, server_setup
 from cairn.flows.preparation.training_request import TrainingRequest, resolve_request
 from cairn.flows.run.steps import Chain
 from cairn.storage.stores.open_store import open_store
-from cairn.tasks import tokenize_part as step
+from cairn.tasks import tokenize_and_split
 from cairn.tasks.machine.placement import work_folder
 from cairn.tasks.policy.termination import FlowEnd
 
@@ -38,4 +38,4 @@ def tokenize_part(
     resolved = resolve_request(TrainingRequest(config=config, overrides=overrides, store=store), os.environ)
     assert resolved.configuration is not None  # without one the request was refused
     given = (resolved.configuration.data, resolved.base_dir, work_folder(os.environ), open_store(resolved.store_url))
-    return flow_run.completed(Chain().as_task(step.tokenize_part)(part, of, *given))
+    return flow_run.completed(Chain().as_task(tokenize_and_split.tokenize_part)(part, of, *given))

@@ -278,7 +278,8 @@ def watch(
     if once and (metrics_port or otlp):
         raise InvalidConfiguration("--once polls once and ends: leave out --metrics-port and --otlp, or --once")
     from cairn.flows.orchestrator import prefect_settings, session_server
-    from cairn.flows.watching import run_progress, run_watcher
+    from cairn.flows.watching import run_watcher
+    from cairn.reports.text import progress
 
     session_server.settle_client(os.environ, say=say)
     prefect_settings.quieten_prefect(os.environ)
@@ -298,7 +299,7 @@ def watch(
             from cairn.reports.queries.run_metrics import sending_metrics
 
             beside.enter_context(sending_metrics(open_chosen_store(store), os.environ, say))
-        show = None if json else beside.enter_context(run_progress.showing_progress(say))
+        show = None if json else beside.enter_context(progress.showing_progress(say))
 
         def report(rows: tuple[run_watcher.WatchRow, ...]) -> None:
             if rows:

@@ -15,10 +15,10 @@ from pathlib import Path
 from cairn.flows.operations.checkpoint_operations import plan_evaluation
 from cairn.flows.orchestrator import flow_run, run_notices, run_overview
 from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
-from cairn.flows.run.progress import Progress, TextProgress
 from cairn.flows.run.steps import Steps
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.queries.run_lookup import configuration_document
+from cairn.reports.text.progress import Progress, TextProgress
 from cairn.storage.errors import StoreRefused
 from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles
