@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from prefect import Task, flow, get_run_logger, runtime
 
-from cairn.flows.orchestrator import flow_run, flow_run_tags, form, server_setup
+from cairn.flows.orchestrator import deployments, flow_run, flow_run_tags, server_setup
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, choose_run_id, with_settings
 from cairn.flows.run import active_run, attempt_claim, attempt_trainer, run_decisions
 from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
@@ -38,15 +38,15 @@ _GROUPS = 17
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
 @flow_run.as_prefect_state
 def train_gpt(
-    config: form.Config = "",
-    run_id: form.RunId = "",
-    steps: form.Steps = 0,
-    learning_rate: form.LearningRate = 0.0,
-    micro_batch: form.MicroBatch = 0,
-    store: form.Store = "",
-    store_credentials: form.Credentials = "",
-    overrides: form.Overrides = (),
-    start_over: form.StartOver = False,
+    config: deployments.Config = "",
+    run_id: deployments.RunId = "",
+    steps: deployments.Steps = 0,
+    learning_rate: deployments.LearningRate = 0.0,
+    micro_batch: deployments.MicroBatch = 0,
+    store: deployments.Store = "",
+    store_credentials: deployments.Credentials = "",
+    overrides: deployments.Overrides = (),
+    start_over: deployments.StartOver = False,
 ) -> FlowEnd:
     """Train a run to its end, or continue it.
 
