@@ -22,11 +22,9 @@ from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
 from cairn.storage import errors
-from cairn.storage.stores.child_process import THREAD_LIMITS, hide_memory
-from cairn.storage.stores.redaction import redact
+from cairn.storage.stores import child_process, redaction
 from cairn.tasks.attempt.shutdown_signal import exit_on_notice, expect_notices
-from cairn.tasks.configuration.addresses import name_store
-from cairn.tasks.configuration.synonyms import ALIKE, find_alike, likeness, meanings
+from cairn.tasks.configuration import addresses, synonyms
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
@@ -67,7 +65,7 @@ for place, (title, verbs) in enumerate(_GROUPS.items()):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
-    hide_memory()
+    child_process.hide_memory()
     os.umask(os.umask(0o777) | stat.S_IWOTH)  # whatever the umask allows, nothing is ever writable for everybody
     # With a stream closed, as by `>&-`, Python has None in its place, and a pipe to a child could get its number.
     while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
@@ -77,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     escape_unencodable_output()
     guard_log(os.environ)
-    for name in (*THREAD_LIMITS, "RUST_BACKTRACE"):  # a panic of a library is told in one line
+    for name in (*child_process.THREAD_LIMITS, "RUST_BACKTRACE"):  # a panic of a library is told in one line
         os.environ.pop(name, None)
     codes = list[int]()
     atexit.register(_leave, codes)  # the first to be registered is the last to be called
@@ -125,7 +123,7 @@ def run_command(arguments: Sequence[str]) -> int:
         if is_expected:
             is_asked = isinstance(error, KeyboardInterrupt)
             words = "interrupted; the same command continues" if is_asked else f"cairn: {error}"
-            say(name_store(words, _store_of(arguments), os.environ))
+            say(addresses.name_store(words, _store_of(arguments), os.environ))
         return code_of_error(error)
     code = returned if isinstance(returned, int) else ExitCode.DONE
     try:
@@ -189,11 +187,11 @@ def describe_usage_error(error: exceptions.CycloptsError, arguments: Sequence[st
 def _find_command(words: Sequence[str]) -> str:
     """Return how a command that is unknown here is typed; empty where one of ours is as likely meant, or none is."""
     word, rest = words[0], [] if any(one.startswith("-") for one in words) else words[1:]
-    known, verbs = dict(meanings("commands")), [name for name in app if not name.startswith("-")]
+    known, verbs = dict(synonyms.meanings("commands")), [name for name in app if not name.startswith("-")]
     if word.startswith("-"):
         verb = next((one for one in words if one in verbs), "train")
         return f"the command comes first: {shlex.join(['cairn', verb, *(one for one in words if one != verb)])}"
-    line = known.get(find_alike(word, [*verbs, *known]), "")
+    line = known.get(synonyms.find_alike(word, [*verbs, *known]), "")
     if not line or line.split()[0] not in app:
         return line and f"there is no command {word}; {line}"
     purpose = (getdoc(app[line.split()[0]].default_command) or "").partition("\n")[0].removesuffix(".")
@@ -206,10 +204,10 @@ def _find_option(error: exceptions.UnknownOptionError, verb: str, arguments: Seq
     place = next(place for place, word in enumerate(arguments) if word.startswith(token))
     typed, _, given = arguments[place].partition("=")
     following = "".join(arguments[place + 1 : place + 2])
-    value = redact(given or ("" if following.startswith("--") or following.endswith(".toml") else following))
+    value = redaction.redact(given or ("" if following.startswith("--") or following.endswith(".toml") else following))
     own = [name for argument in error.argument_collection if argument.parse for name in argument.names]
     here = _find_meaning(typed, own)
-    if not here or (here in own and likeness(typed, here) >= ALIKE):
+    if not here or (here in own and synonyms.likeness(typed, here) >= synonyms.ALIKE):
         return here and f"Unknown option: {typed}. Did you mean {here}? `cairn {verb} --help` shows how it is used"
     if here.startswith("--"):
         here = f"it is {shlex.join([here, *([value] if value else [])])}"
@@ -223,12 +221,12 @@ def _find_option(error: exceptions.UnknownOptionError, verb: str, arguments: Seq
 def _find_meaning(typed: str, own: Sequence[str]) -> str:
     """Return the option of a command, the key or the sentence that a name is here; empty if it is like none."""
     usable = dict[str, str]()
-    for word, here in reversed(meanings("options")):
+    for word, here in reversed(synonyms.meanings("options")):
         if here in own if here.startswith("--") else "--set" in own:
             usable |= {word: here, here.partition("=")[0].rpartition(".")[2]: here}
-    near = find_alike(typed, [*own, *usable])
+    near = synonyms.find_alike(typed, [*own, *usable])
     here = near if near in own else usable.get(near, "")
-    if here in own or "--set" not in own or likeness(typed, near) == 1:
+    if here in own or "--set" not in own or synonyms.likeness(typed, near) == 1:
         return here
     from cairn.tasks.configuration.key_reference import suggest_key  # takes time to import
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
-from cyclopts import Parameter
-from cyclopts.validators import Number
+from cyclopts import Parameter, validators
 
 from cairn.model.errors import InvalidInput, ModelError
 from cairn.reports.queries import alias_history, run_lookup
@@ -56,12 +55,12 @@ class SampleRequest:
 
     prompt: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
     prompt_file: str = ""
-    tokens: Annotated[int, Parameter(validator=Number(gte=0))] = 200
-    temperature: Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))] = 0.8
-    top_k: Annotated[int, Parameter(validator=Number(gte=0))] = 50
-    top_p: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = 1.0
-    seed: Annotated[int, Parameter(validator=Number(gte=0, lt=2**63))] = 0
-    count: Annotated[int | None, Parameter(validator=Number(gte=1))] = None
+    tokens: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 200
+    temperature: Annotated[float, Parameter(validator=validators.Number(gte=0, lt=math.inf))] = 0.8
+    top_k: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 50
+    top_p: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))] = 1.0
+    seed: Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**63))] = 0
+    count: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None
     stop_at_end: Annotated[bool, Parameter(negative="--ignore-end-of-text")] = True
     device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"
 

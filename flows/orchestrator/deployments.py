@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from prefect import Flow, exceptions
+from prefect import Flow, events, exceptions
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas import actions, objects, responses
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, construct_schedule
-from prefect.events import DeploymentTriggerTypes
 from prefect.events.schemas.automations import AutomationCore
 from prefect.utilities.callables import parameter_schema
 from pydantic import Field, TypeAdapter
@@ -31,7 +30,7 @@ from cairn.tasks.configuration.key_reference import keys_by_name
 _OF_THE_CODE = ("entrypoint", "parameter_openapi_schema", "pull_steps", "version")
 """No page of Prefect's changes these."""
 _PARAMETER, _AUTOMATION = "parameters.", "automation "
-_TRIGGER: TypeAdapter[DeploymentTriggerTypes] = TypeAdapter(DeploymentTriggerTypes)
+_TRIGGER: TypeAdapter[events.DeploymentTriggerTypes] = TypeAdapter(events.DeploymentTriggerTypes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

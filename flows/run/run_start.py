@@ -21,8 +21,7 @@ from cairn.storage.logs import log_entry, run_entries, run_log, run_state
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles
 from cairn.storage.stores import store_probe
 from cairn.tasks.attempt import attempt_entries, preemption_notice
-from cairn.tasks.configuration import network_module, stored_configuration
-from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration import network_module, run_configuration, stored_configuration
 from cairn.tasks.data import snapshot_lookup
 from cairn.tasks.errors import BudgetExhausted
 from cairn.tasks.evaluator.evaluation_run import refuse_command
@@ -74,7 +73,7 @@ def open_run(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> 
 
 
 def _record_opening(
-    log: run_log.RunLog, wanted: RunConfig, base_dir: Path, steps: Steps, host: active_run.Host
+    log: run_log.RunLog, wanted: run_configuration.RunConfig, base_dir: Path, steps: Steps, host: active_run.Host
 ) -> tuple[run_entries.RunOpened, tuple[str, ...]]:
     """Append run-opened with data, weights and this machine's fastest numerics; return the log's, and what to say."""
     store_probe.probe_store(log.store)
