@@ -14,7 +14,6 @@ from subprocess import DEVNULL, Popen
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Meta
 from starlette import concurrency, requests, responses
 from uvicorn import Server
 
@@ -60,11 +59,11 @@ class NoteOrder:
 class PromptOrder:
     """A text to draw, as `cairn sample` draws it: from the checkpoint of a step, None for the newest."""
 
-    prompt: Annotated[str, Meta(max_length=MOST_CHARACTERS)] = ""
-    step: Annotated[int, Meta(ge=0)] | None = None
-    tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS)] = 200
-    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.8
-    seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    prompt: Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)] = ""
+    step: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] = 200
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.8
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
