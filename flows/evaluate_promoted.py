@@ -8,7 +8,7 @@ from prefect import flow, get_client, get_run_logger, runtime
 from prefect.client.schemas.actions import ArtifactCreate
 
 from cairn.flows.operations.checkpoint_operations import plan_checkpoint
-from cairn.flows.orchestrator import flow_run, flow_run_tags, form, run_overview, server_setup
+from cairn.flows.orchestrator import deployments, flow_run, flow_run_tags, run_overview, server_setup
 from cairn.flows.run.steps import Chain
 from cairn.reports.queries import evaluations, run_lookup
 from cairn.storage.stores.open_store import open_store
@@ -21,11 +21,11 @@ from cairn.tasks.policy.termination import FlowEnd
 @flow(name="evaluate-promoted", retries=0, persist_result=False)
 @flow_run.as_prefect_state
 def evaluate_promoted(
-    reference: form.Reference = "champion",
-    suite: form.Suite = "",
-    store: form.Store = "",
-    store_credentials: form.Credentials = "",
-    again: form.Again = False,
+    reference: deployments.Reference = "champion",
+    suite: deployments.Suite = "",
+    store: deployments.Store = "",
+    store_credentials: deployments.Credentials = "",
+    again: deployments.Again = False,
 ) -> FlowEnd:
     """Measure a committed checkpoint under its run's suites or a suite file; what is on record is not measured again.
 

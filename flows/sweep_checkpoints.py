@@ -7,7 +7,7 @@ from random import Random
 from prefect import flow, get_run_logger
 
 from cairn.flows.operations.store_sweep import StoreSweepRow, SweepOutcome, sweep_store
-from cairn.flows.orchestrator import flow_run, form, known_stores
+from cairn.flows.orchestrator import deployments, flow_run, known_stores
 from cairn.storage.snapshots.data_snapshot import sweep_parts
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.policy.termination import FlowEnd
@@ -16,10 +16,10 @@ from cairn.tasks.policy.termination import FlowEnd
 @flow(name="sweep-checkpoints", retries=0, validate_parameters=True, persist_result=False)
 @flow_run.as_prefect_state
 def sweep_checkpoints(
-    store: form.Store = "",
-    store_credentials: form.Credentials = "",
-    dry_run: form.DryRun = False,
-    most_seconds: form.MostSeconds = 900.0,
+    store: deployments.Store = "",
+    store_credentials: deployments.Credentials = "",
+    dry_run: deployments.DryRun = False,
+    most_seconds: deployments.MostSeconds = 900.0,
 ) -> FlowEnd:
     """Apply each run's own retention to all runs, also to finished ones, and delete orphans and old parts.
 

@@ -4,11 +4,11 @@ import os
 
 from prefect import flow
 
-from cairn.flows.orchestrator import flow_run, flow_run_tags, form, server_setup
+from cairn.flows.orchestrator import deployments, flow_run, flow_run_tags, server_setup
 from cairn.flows.preparation.training_request import TrainingRequest, resolve_request
 from cairn.flows.run.steps import Chain
 from cairn.storage.stores.open_store import open_store
-from cairn.tasks import tokenize_part as step
+from cairn.tasks import tokenize_and_split
 from cairn.tasks.machine.placement import work_folder
 from cairn.tasks.policy.termination import FlowEnd
 
@@ -16,12 +16,12 @@ from cairn.tasks.policy.termination import FlowEnd
 @flow(name="tokenize-part", retries=0, persist_result=False)
 @flow_run.as_prefect_state
 def tokenize_part(
-    config: form.Config = "quickstart",
-    part: form.Part = 1,
-    of: form.Parts = 1,
-    overrides: form.Overrides = (),
-    store: form.Store = "",
-    store_credentials: form.Credentials = "",
+    config: deployments.Config = "quickstart",
+    part: deployments.Part = 1,
+    of: deployments.Parts = 1,
+    overrides: deployments.Overrides = (),
+    store: deployments.Store = "",
+    store_credentials: deployments.Credentials = "",
 ) -> FlowEnd:
     """Tokenize one part of a text into the store; the run that is started then takes it from there.
 
@@ -38,4 +38,4 @@ def tokenize_part(
     resolved = resolve_request(TrainingRequest(config=config, overrides=overrides, store=store), os.environ)
     assert resolved.configuration is not None  # without one the request was refused
     given = (resolved.configuration.data, resolved.base_dir, work_folder(os.environ), open_store(resolved.store_url))
-    return flow_run.completed(Chain().as_task(step.tokenize_part)(part, of, *given))
+    return flow_run.completed(Chain().as_task(tokenize_and_split.tokenize_part)(part, of, *given))

@@ -15,9 +15,9 @@ from uuid import uuid4
 
 from prefect import Task, flow, get_run_logger, runtime
 
-from cairn.flows.orchestrator import flow_run, flow_run_tags, form, server_setup
+from cairn.flows.orchestrator import deployments, flow_run, flow_run_tags, server_setup
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, choose_run_id, with_settings
-from cairn.flows.run import active_run, attempt_claim, attempt_trainer, run_decisions
+from cairn.flows.run import active_run, attempt_trainer, node_service, run_decisions, run_start
 from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
 from cairn.flows.run.steps import PLAIN, Chain, Steps, name_of, state_of, steps_by
 from cairn.flows.watching.deployed_continuation import begin_request, name_successor
@@ -38,15 +38,15 @@ _GROUPS = 17
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
 @flow_run.as_prefect_state
 def train_gpt(
-    config: form.Config = "",
-    run_id: form.RunId = "",
-    steps: form.Steps = 0,
-    learning_rate: form.LearningRate = 0.0,
-    micro_batch: form.MicroBatch = 0,
-    store: form.Store = "",
-    store_credentials: form.Credentials = "",
-    overrides: form.Overrides = (),
-    start_over: form.StartOver = False,
+    config: deployments.Config = "",
+    run_id: deployments.RunId = "",
+    steps: deployments.Steps = 0,
+    learning_rate: deployments.LearningRate = 0.0,
+    micro_batch: deployments.MicroBatch = 0,
+    store: deployments.Store = "",
+    store_credentials: deployments.Credentials = "",
+    overrides: deployments.Overrides = (),
+    start_over: deployments.StartOver = False,
 ) -> FlowEnd:
     """Train a run to its end, or continue it.
 
@@ -75,19 +75,19 @@ def train_gpt(
     deployment = runtime.deployment.get_name()
     by = f"prefect deployment {ours.get_flow_name()}/{deployment}" if deployment else "person"
     with shutdown.listening(configuration.preemption.signal), closing(WarmTrainer()) as warm:
-        continued_by = active_run.starter(os.environ, default=by)
+        continued_by = run_start.starter(os.environ, default=by)
         host = active_run.Host(shutdown=shutdown, warm=warm, flow_run=shown, continued_by=continued_by)
         return train(resolved, steps_by(Chain().as_task), host)
 
 
 def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> FlowEnd:
     """Train a run to its end, or continue it; `steps` executes each step. Raises what refuses a run or its claim."""
-    run, end = active_run.open_run(resolved, steps, host), None
+    run, end = run_start.open_run(resolved, steps, host), None
     with run.running_services(), server_setup.accelerator_slot(run.say, is_stopping=run.is_shutting_down):
         try:
             while end is None and run.log.state.finished is None:
-                attempt_claim.gather_machines(run)
-                started = attempt_claim.claim_next_attempt(run)  # fences every older attempt
+                node_service.gather_machines(run)
+                started = run_start.claim_next_attempt(run)  # fences every older attempt
                 ended = train_attempt(run, started, steps)  # the receipt: reason, charge, decision
                 if (end := run_decisions.end_after(run, ended)) is None and run.log.state.finished is None:
                     run.wait(ended.decision.delay_seconds)

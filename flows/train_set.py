@@ -5,7 +5,7 @@ import os
 from prefect import exceptions, flow, task
 from prefect.deployments import run_deployment
 
-from cairn.flows.orchestrator import flow_run, form, run_overview
+from cairn.flows.orchestrator import deployments, flow_run, run_overview
 from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
 from cairn.tasks.configuration.configuration_source import SetMember, expand_set, read_configuration
 from cairn.tasks.errors import InvalidConfiguration
@@ -15,12 +15,12 @@ from cairn.tasks.policy.termination import FlowEnd
 @flow(name="train-set", retries=0, validate_parameters=True, persist_result=False)
 @flow_run.as_prefect_state
 def train_set(
-    config: form.Config = "quickstart",
-    name: form.RunId = "",
-    overrides: form.SetOverrides = (),
-    store: form.Store = "",
-    store_credentials: form.Credentials = "",
-    deployment: form.Deployment = "train-gpt/train-gpt",
+    config: deployments.Config = "quickstart",
+    name: deployments.RunId = "",
+    overrides: deployments.SetOverrides = (),
+    store: deployments.Store = "",
+    store_credentials: deployments.Credentials = "",
+    deployment: deployments.Deployment = "train-gpt/train-gpt",
 ) -> FlowEnd:
     """Start a run for each combination of the overrides' values; `cairn compare NAME` compares them.
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 from prefect import flow, get_run_logger
 
-from cairn.flows.orchestrator import flow_run, form, known_stores
+from cairn.flows.orchestrator import deployments, flow_run, known_stores
 from cairn.flows.watching.run_watcher import WatchRow, open_watcher
 from cairn.tasks.policy import run_watch, termination
 
@@ -12,9 +12,9 @@ from cairn.tasks.policy import run_watch, termination
 @flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)
 @flow_run.as_prefect_state
 def watch_runs(
-    store: form.Store = "",
-    store_credentials: form.Credentials = "",
-    deployment: form.Deployment = "train-gpt/train-gpt",
+    store: deployments.Store = "",
+    store_credentials: deployments.Credentials = "",
+    deployment: deployments.Deployment = "train-gpt/train-gpt",
 ) -> termination.FlowEnd:
     """Poll all runs once and continue those that must be, through their deployment.
 

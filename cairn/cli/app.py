@@ -13,9 +13,7 @@ from inspect import getdoc
 from pkgutil import resolve_name
 from typing import Annotated, Any
 
-from cyclopts import App, Group, Parameter
-from cyclopts.completion import CompletionContext
-from cyclopts.validators import Number
+from cyclopts import App, Group, Parameter, completion, validators
 
 from cairn.reports.queries.run_lookup import find_run
 from cairn.storage.logs import registry, run_index, run_log
@@ -31,19 +29,19 @@ START_HERE = """Start here:
 Every command takes --json; `cairn COMMAND --help` ends with examples."""
 
 
-def complete_run(context: CompletionContext) -> Iterator[tuple[str, str]]:
+def complete_run(context: completion.CompletionContext) -> Iterator[tuple[str, str]]:
     """Yield the runs of the store that a half-typed command line means."""
     store = open_chosen_store(context["store"].raw or "")
     yield from ((run_id, "run") for run_id in run_index.list_run_ids(store))
 
 
-def complete_alias(context: CompletionContext) -> Iterator[tuple[str, str]]:
+def complete_alias(context: completion.CompletionContext) -> Iterator[tuple[str, str]]:
     """Yield the aliases of that store."""
     store = open_chosen_store(context["store"].raw or "")
     yield from ((alias, "alias") for alias in registry.list_aliases(store))
 
 
-def complete_reference(context: CompletionContext) -> Iterator[tuple[str, str]]:
+def complete_reference(context: completion.CompletionContext) -> Iterator[tuple[str, str]]:
     """Yield aliases and runs, and the readable checkpoints of a run behind whose name an @ is typed."""
     run_id, at, _ = context.incomplete.partition("@")
     if not at:
@@ -54,7 +52,7 @@ def complete_reference(context: CompletionContext) -> Iterator[tuple[str, str]]:
     yield from ((f"{run_id}@{record.committed.step}", "checkpoint") for record in checkpoints)
 
 
-def complete_argument(context: CompletionContext) -> Iterator[str | tuple[str, str]]:
+def complete_argument(context: completion.CompletionContext) -> Iterator[str | tuple[str, str]]:
     """Yield the words for any other argument: its choices, runs, keys, names of shipped files, files."""
     argument, name, word = context.argument, context.argument.names[0], context.incomplete
     yield from argument.get_choices(force=True) or ()
@@ -92,7 +90,7 @@ SnapshotName = Annotated[
 ]
 Overrides = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help="section.key=value; may be repeated")]
 Flag = Annotated[bool, Parameter(negative="")]
-Seconds = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
+Seconds = Annotated[float, Parameter(validator=validators.Number(gt=0, lt=math.inf))]
 
 
 def open_chosen_store(given: str) -> object_store.ObjectStore:

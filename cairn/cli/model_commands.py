@@ -156,7 +156,7 @@ def export(reference: Reference, folder: str, *, adapter: Flag = False, store: U
         cairn export champion ./model
         cairn export quickstart@400 ./model --json
     """
-    from cairn.operations.exported_model import export_model
+    from cairn.operations.trained_models import export_model
 
     found = run_lookup.find_checkpoint(open_chosen_store(store), reference)
     written = export_model(found, Path(folder), adapter=adapter)

@@ -10,8 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-from cyclopts.validators import Number
+from cyclopts import Parameter, validators
 
 from cairn.cli.app import Flag, Json, Overrides, Reference, Seconds, Url, open_chosen_store
 from cairn.cli.texts import describe_finished_run, describe_plan, note_no_runs, print_set, print_watch
@@ -39,8 +38,8 @@ def train(
     set_: Overrides = (),
     start_over: Flag = False,
     dry_run: Flag = False,
-    machines: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
-    gpu_memory: Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))] = 0.0,
+    machines: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    gpu_memory: Annotated[float, Parameter(validator=validators.Number(gte=0, lt=math.inf))] = 0.0,
     overfit_one_batch: Flag = False,
     store: Url = "",
     json: Json = False,
@@ -196,8 +195,7 @@ def _print_plans(
 
     `machines` and the memory of their GPUs, if not 0, are planned for instead of those that are there.
     """
-    from cairn.flows.preparation import preflight
-    from cairn.flows.preparation.training_plan import PlanAction, plan_training
+    from cairn.flows.preparation import preflight, training_plan
     from cairn.flows.preparation.training_request import resolve_request
     from cairn.tasks.trainer.trainer_group import planned_variables, trainer_group
 
@@ -212,7 +210,7 @@ def _print_plans(
         settled = _settle(configuration, is_here=not gpu_bytes)
         group = trainer_group(settled.training, variables, spares=settled.machines.spares)
         memory = preflight.available_memory(settled.training, group, planned_bytes=gpu_bytes)
-        plan = plan_training(log, settled, resolved.base_dir, memory)
+        plan = training_plan.plan_training(log, settled, resolved.base_dir, memory)
         plans.append((plan, settled, memory, log.store))
         if not json:
             print_facts(describe_plan(plan, settled))
@@ -220,7 +218,7 @@ def _print_plans(
         print_document([plan for plan, *_ in plans] if len(plans) > 1 else plans[0][0])
     for plan, settled, memory, run_store in plans:
         preflight.require_memory(settled, plan.data.vocab_size, plan.memory.sizes, memory)
-        if plan.action != PlanAction.NOTHING:
+        if plan.action != training_plan.PlanAction.NOTHING:
             preflight.require_room(run_store, plan.room)
     return ExitCode.DONE
 
@@ -251,7 +249,7 @@ def watch(
     once: Flag = False,
     deployment: str = "",
     every: Seconds = 30.0,
-    at_most: Annotated[int, Parameter(validator=Number(gte=1))] = 1,
+    at_most: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     metrics_port: int = 0,
     metrics_token_file: str = "",
     otlp: Flag = False,
@@ -278,7 +276,8 @@ def watch(
     if once and (metrics_port or otlp):
         raise InvalidConfiguration("--once polls once and ends: leave out --metrics-port and --otlp, or --once")
     from cairn.flows.orchestrator import prefect_settings, session_server
-    from cairn.flows.watching import run_progress, run_watcher
+    from cairn.flows.watching import run_watcher
+    from cairn.reports.text import progress
 
     session_server.settle_client(os.environ, say=say)
     prefect_settings.quieten_prefect(os.environ)
@@ -298,7 +297,7 @@ def watch(
             from cairn.reports.queries.run_metrics import sending_metrics
 
             beside.enter_context(sending_metrics(open_chosen_store(store), os.environ, say))
-        show = None if json else beside.enter_context(run_progress.showing_progress(say))
+        show = None if json else beside.enter_context(progress.showing_progress(say))
 
         def report(rows: tuple[run_watcher.WatchRow, ...]) -> None:
             if rows:

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from cairn.model.configuration.data import DataConfig
-from cairn.tasks.data.corpus import find_sources
+from cairn.tasks.data.source_files import find_files
 from cairn.tasks.data.text_format import TextFormat, format_of_name, suffixes_of
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.text.format import format_count, format_duration, format_quantity
@@ -38,7 +38,7 @@ class FirstConfiguration:
 def write_first_configuration(text: Path, *, cores: int, on_gpu: bool) -> FirstConfiguration:
     """Write the file beside the text, or into this folder; raises `InvalidConfiguration`, also if there is one."""
     folder, sources = _choose_sources(text)
-    found = find_sources(DataConfig(sources=sources), folder)
+    found = find_files(DataConfig(sources=sources), dict.fromkeys(sources, ""), folder)
     text_bytes = sum(one.bytes * (_PACKED if suffixes_of(one.name)[1] else 1) for one in found)
     if text_bytes < _FEWEST_BYTES:
         raise InvalidConfiguration(f"{text}: {text_bytes} bytes of text; rule: at least {_FEWEST_BYTES:,}")

@@ -129,12 +129,12 @@ def training_session(
             prefect_settings.import_prefect(say=output.say, refresh=True)
             from cairn.flows import train_gpt
             from cairn.flows.orchestrator import flow_run, flow_run_tags, run_overview
-            from cairn.flows.run import active_run
+            from cairn.flows.run import active_run, run_start
         given = asdict(resolved.request) | {"run_id": resolved.run_id, "store": resolved.store_url}
         given["overrides"] = list(resolved.request.overrides)
         name = run_overview.flow_run_name(log.run_id, log.state.latest_attempt)
         witness = flow_run.Witness(train_gpt.train_gpt, name, given, server)
-        shown, by = witness.flow_run, active_run.starter(os.environ)
+        shown, by = witness.flow_run, run_start.starter(os.environ)
         if not server.is_ephemeral:
             shown.wanted.set()  # a server that runs already takes no core from the first step
         host = active_run.Host(shutdown=shutdown_signal.ShutdownSignal(), warm=warm, flow_run=shown, continued_by=by)

@@ -1,28 +1,31 @@
-"""Uses a run's committed checkpoints, which it does not pin: prints text as it is drawn."""
+"""Uses a run's committed checkpoints, which it does not pin: prints text as it is drawn, exports with a model card."""
 
+import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
-from cyclopts import Parameter
-from cyclopts.validators import Number
+from cyclopts import Parameter, validators
 
 from cairn.model.errors import InvalidInput, ModelError
-from cairn.reports.queries import run_lookup
+from cairn.reports.queries import alias_history, run_lookup
+from cairn.reports.text import display_tables
 from cairn.storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable, restated
 from cairn.storage.logs import log_entry, run_log, run_state
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.regular_file import read_file
-from cairn.tasks.errors import InvalidConfiguration
+from cairn.storage.stores import codec, object_store, regular_file
+from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine.placement import work_folder
+from cairn.tasks.text.format import format_value, one_line
 from cairn.tasks.text.output import say
 
 if TYPE_CHECKING:
     from cairn.tasks.evaluator.checkpoint_model import CheckpointModel
+    from cairn.tasks.trainer.initial_weights import WeightsSource
 
 _PICTURES = {
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
@@ -52,12 +55,12 @@ class SampleRequest:
 
     prompt: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
     prompt_file: str = ""
-    tokens: Annotated[int, Parameter(validator=Number(gte=0))] = 200
-    temperature: Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))] = 0.8
-    top_k: Annotated[int, Parameter(validator=Number(gte=0))] = 50
-    top_p: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = 1.0
-    seed: Annotated[int, Parameter(validator=Number(gte=0, lt=2**63))] = 0
-    count: Annotated[int | None, Parameter(validator=Number(gte=1))] = None
+    tokens: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 200
+    temperature: Annotated[float, Parameter(validator=validators.Number(gte=0, lt=math.inf))] = 0.8
+    top_k: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 50
+    top_p: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))] = 1.0
+    seed: Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**63))] = 0
+    count: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None
     stop_at_end: Annotated[bool, Parameter(negative="--ignore-end-of-text")] = True
     device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"
 
@@ -170,7 +173,7 @@ def read_prompt(prompt: str, prompt_file: str, stdin: BinaryIO) -> str:
         return prompt
     where = f"--prompt-file {prompt_file}" if prompt_file else "--prompt -"
     with restated((OSError, UnicodeDecodeError), InvalidConfiguration, f"{where}: cannot be read as UTF-8 text"):
-        text = (read_file(prompt_file) if prompt_file else stdin.read()).decode()
+        text = (regular_file.read_file(prompt_file) if prompt_file else stdin.read()).decode()
     return text.removesuffix("\n").removesuffix("\r")
 
 
@@ -245,7 +248,9 @@ def _use(log: run_log.RunLog, record: run_state.CheckpointRecord, use: Use) -> s
     return ""
 
 
-def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_seconds: float, json: bool) -> None:
+def follow_run(
+    store: object_store.ObjectStore, run: str, request: SampleRequest, *, every_seconds: float, json: bool
+) -> None:
     """Print text of each checkpoint until the run has finished, at low priority; RUN@STEP is `InvalidConfiguration`."""
     if json:
         raise InvalidConfiguration("--follow --json: one document cannot hold texts still to come; leave one out")
@@ -263,3 +268,77 @@ def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_se
 
     os.nice(15)  # training on the same machine has priority, as it has over evaluators
     follow_checkpoints(log, use, every_seconds=every_seconds, say=say, sleep=time.sleep)
+
+
+def write_card(
+    found: run_lookup.FoundCheckpoint, opened: "CheckpointModel", source: "WeightsSource | None", is_adapter: bool
+) -> str:
+    """Return the card, from the records alone: use, provenance, measurements, promotions, limits, configuration."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from cairn.model.configuration.network import family_of
+    from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+
+    loader = PackageLoader("cairn.operations")
+    pages = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    pages.filters |= {
+        "code": lambda text: "`{}`".format(one_line(text).replace("`", "'").replace("|", "\\|")),  # stays in its cell
+        "document": lambda document: codec.encode(document).decode(),
+        "json": json.dumps,
+        "markdown": display_tables.markdown_text,
+        "number": lambda number: f"{number:,}",
+        "time": format_value,
+    }
+    config = parse_stored_configuration(found.opened.config)  # what is not frozen has its default
+    promotions = alias_history.list_promotions(found.log.store)
+    path, _, entry = (config.model.module or "").rpartition(":")
+    given = ", ".join(f"{name}={value!r}" for name, value in getattr(opened.network, "called_with", {}).items())
+    return pages.get_template("model_card.md.j2").render(
+        found=found,
+        made=opened,
+        end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
+        promotions=[view for view in promotions if view.manifest_sha256 == found.reference.manifest_sha256],
+        config=config,
+        family=family_of(config.model),
+        entry=(Path(path).stem, entry),
+        call=f"{entry}({given})",
+        source=source,
+        is_adapter=is_adapter,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedModel:
+    """The files of an export by name, and their checkpoint."""
+
+    folder: str
+    files: Mapping[str, object_store.WrittenObject]
+    run_id: str
+    checkpoint: log_entry.CheckpointReference
+
+
+def export_model(found: run_lookup.FoundCheckpoint, folder: Path, *, adapter: bool = False) -> ExportedModel:
+    """Verify and write the checkpoint, or its `adapter` alone; raises `InvalidConfiguration`, and `IntegrityError`."""
+    from cairn.tasks.evaluator import checkpoint_model
+    from cairn.tasks.trainer.initial_weights import read_source
+
+    lora = run_lookup.configuration_of(found.log.state).training.lora
+    if adapter and lora is None:
+        problem = f"--adapter: run {found.log.run_id} was trained without training.lora"
+        raise InvalidConfiguration(f"{problem}; leave it out for the whole model")
+    try:
+        checkpoint_model.require_empty(folder)  # before the weights are read
+        kept = found.opened.initial_source_sha256
+        source = read_source(found.log.store, kept) if kept else None
+        opened = open_run_model(found.log, found.reference)
+        card = write_card(found, opened, source, adapter)
+        if adapter and lora is not None:
+            trained, _ = checkpoint_model.read_trained(found.log.store, found.reference)
+            shape, base = opened.network.config, source.name if source else ""
+            checkpoint_model.write_adapter_directory(folder, trained, shape, lora, card=card, base=base)
+        else:
+            checkpoint_model.write_model_directory(folder, opened, card=card, source=source)
+    except (TaskError, InvalidInput) as error:
+        raise InvalidConfiguration(str(error)) from error
+    files = {path.name: object_store.describe_file(path) for path in sorted(folder.iterdir())}
+    return ExportedModel(folder=str(folder), files=files, run_id=found.log.run_id, checkpoint=found.reference)

@@ -16,7 +16,6 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from cairn.model.configuration.data import DataConfig
 from cairn.model.data.sample_order import Component, SampleOrder
@@ -47,7 +46,7 @@ class Recomputed:
 
     steps: Sequence[training_loop.StepResult]
     state_sha256: str | None = None
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     problem: str = ""
 
 
@@ -61,9 +60,9 @@ class _SegmentReplayer:
         self._data: training_setup.TrainingData | None = None
         self._state: train_state.TrainState | None = None
         self._needed_until = {item.start.prefix: item for item in segments if item.unloadable and item.start}
-        self._reached: dict[str, Mapping[str, Tensor]] = {}
+        self._reached: dict[str, Mapping[str, torch.Tensor]] = {}
 
-    def _recompute(self, segment: Segment, carried: Mapping[str, Tensor] | None = None) -> Recomputed:
+    def _recompute(self, segment: Segment, carried: Mapping[str, torch.Tensor] | None = None) -> Recomputed:
         """Train from the stored start, or from its tensors `carried`; `IntegrityError` if start or data are damaged."""
         config = parse_stored_configuration(segment.started.config)
         kind, _, _ = segment.started.placement.device.partition(":")

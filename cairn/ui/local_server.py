@@ -15,11 +15,8 @@ from threading import Thread
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette import applications, requests, responses, routing
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cairn.reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
@@ -54,7 +51,7 @@ class Access:
     token: str = field(default_factory=partial(secrets.token_urlsafe, 32))
     metrics_token: str = ""
 
-    def admits(self, request: Request) -> bool:
+    def admits(self, request: requests.Request) -> bool:
         """Whether a request has a token for its path: as Bearer, in its address or in the cookie of an answer."""
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self.metrics_token and request.url.path == METRICS and _is_equal(bearer, self.metrics_token):
@@ -77,7 +74,7 @@ def read_access(metrics_token_file: str) -> Access:
     return Access(metrics_token=token)
 
 
-def guarded_server(app: Starlette, access: Access) -> uvicorn.Server:
+def guarded_server(app: applications.Starlette, access: Access) -> uvicorn.Server:
     """Return the server that answers guarded requests over bounded connections."""
     app.add_middleware(BaseHTTPMiddleware, dispatch=partial(_guard, access))
     bounds: dict[str, Any] = {"timeout_graceful_shutdown": 1, "http": partial(BoundedConnection, {})}
@@ -136,10 +133,10 @@ def serve_metrics(store: object_store.ObjectStore, port: int, token_file: str = 
     """Answer scrapes on this port of 127.0.0.1 from a thread of this process; returns the address, with its token."""
     metrics, access = RunMetrics(store), read_access(token_file)
 
-    def answer(request: Request) -> Response:
-        return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
+    def answer(request: requests.Request) -> responses.Response:
+        return responses.Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
 
-    server = guarded_server(Starlette(routes=[Route(METRICS, answer)]), access)
+    server = guarded_server(applications.Starlette(routes=[routing.Route(METRICS, answer)]), access)
     listening = listen(port, "--metrics-port")
     Thread(target=server.run, args=([listening],), name="metrics", daemon=True).start()
     return address_of(listening, access, METRICS)
@@ -154,7 +151,7 @@ def listen(port: int, option: str) -> socket.socket:
         raise InvalidConfiguration(f"{option} {port}: {why}; choose another one, or 0 for any that is free") from error
 
 
-async def _guard(access: Access, request: Request, answer: RequestResponseEndpoint) -> Response:
+async def _guard(access: Access, request: requests.Request, answer: RequestResponseEndpoint) -> responses.Response:
     """Answer a request or refuse it, with the headers that restrict a browser.
 
     Only this machine's own names are served (against DNS rebinding), and only with a token. More than reading needs the
@@ -163,13 +160,13 @@ async def _guard(access: Access, request: Request, answer: RequestResponseEndpoi
     own, hosts = request.scope["server"][1], request.headers.getlist("host")
     if hosts not in ([f"127.0.0.1:{own}"], [f"localhost:{own}"]):
         why = f"ask for http://127.0.0.1:{own}/: no other name of this machine is answered\n"
-        response: Response = PlainTextResponse(why, status_code=400)
+        response: responses.Response = responses.PlainTextResponse(why, status_code=400)
     elif request.method not in ("GET", "HEAD") and request.headers.getlist("origin") != [f"http://{hosts[0]}"]:
         why = "only a page of this server asks for more than reading: others are refused by their Origin\n"
-        response = PlainTextResponse(why, status_code=403)
+        response = responses.PlainTextResponse(why, status_code=403)
     elif not access.admits(request):
         why = "this page is for the user who started it: open the address that was printed, which has a token\n"
-        response = PlainTextResponse(why, status_code=401, headers={"www-authenticate": "Bearer"})
+        response = responses.PlainTextResponse(why, status_code=401, headers={"www-authenticate": "Bearer"})
     else:
         response = await answer(request)
         if "token" in request.query_params:
@@ -178,7 +175,7 @@ async def _guard(access: Access, request: Request, answer: RequestResponseEndpoi
     return response
 
 
-def _cookie_name(request: Request) -> str:
+def _cookie_name(request: requests.Request) -> str:
     return f"cairn-{request.scope['server'][1]}"  # browsers give a cookie to every port
 
 
@@ -186,7 +183,7 @@ def _is_equal(given: str, token: str) -> bool:
     return compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())
 
 
-def is_own_user(request: Request) -> bool:
+def is_own_user(request: requests.Request) -> bool:
     """Whether a connection is this user's or root's; one that a system does not list is nobody's.
 
     A second lock: a browser gives its cookie to every server of 127.0.0.1. A system without lists has the first alone.

@@ -14,10 +14,7 @@ from subprocess import DEVNULL, Popen
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Meta
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette import concurrency, requests, responses
 from uvicorn import Server
 
 from cairn.model.errors import ModelError
@@ -42,7 +39,7 @@ _OFF = (
     "no text is drawn from this store, because others can write to it and their checkpoints decide what is computed "
     "here; rule: a folder of yours that nobody else may write to, or `cairn ui --prompts`"
 )
-_EXPECTED = (ClientDisconnect, ModelError, OSError, ReportError, StorageError, TaskError)
+_EXPECTED = (requests.ClientDisconnect, ModelError, OSError, ReportError, StorageError, TaskError)
 T = TypeVar("T")
 
 
@@ -62,11 +59,11 @@ class NoteOrder:
 class PromptOrder:
     """A text to draw, as `cairn sample` draws it: from the checkpoint of a step, None for the newest."""
 
-    prompt: Annotated[str, Meta(max_length=MOST_CHARACTERS)] = ""
-    step: Annotated[int, Meta(ge=0)] | None = None
-    tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS)] = 200
-    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.8
-    seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    prompt: Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)] = ""
+    step: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] = 200
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.8
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,36 +88,36 @@ class PersonRequests:
         """Whether prompts are answered from this store."""
         return self._prompts or is_own_folder(self._store)
 
-    async def note(self, request: Request, run_id: str) -> Response:
+    async def note(self, request: requests.Request, run_id: str) -> responses.Response:
         """Record a note on a run as `cairn note` does."""
         try:
             order = await _read_order(request, NoteOrder)
-            log = await run_in_threadpool(find_run, self._store, run_id)
-            await run_in_threadpool(run_notes.note_run, log, order.text, order.tags, ())
+            log = await concurrency.run_in_threadpool(find_run, self._store, run_id)
+            await concurrency.run_in_threadpool(run_notes.note_run, log, order.text, order.tags, ())
         except _EXPECTED as error:
             return _refuse(error)
         self._on_note(run_id)
-        return Response(status_code=204)
+        return responses.Response(status_code=204)
 
-    async def prompt(self, request: Request, run_id: str) -> Response:
+    async def prompt(self, request: requests.Request, run_id: str) -> responses.Response:
         """Draw a text and send each piece as it is drawn, a line of JSON each."""
         if not self.draws_texts():
-            return PlainTextResponse(_OFF, status_code=403)
+            return responses.PlainTextResponse(_OFF, status_code=403)
         child = None
         try:
             order = await _read_order(request, PromptOrder)
             if self._drawn is not None:
-                return PlainTextResponse("busy: another text is drawn; one at a time", status_code=429)
+                return responses.PlainTextResponse("busy: another text is drawn; one at a time", status_code=429)
             self._drawn = order
             try:
-                child = await run_in_threadpool(self._start, run_id, order)
+                child = await concurrency.run_in_threadpool(self._start, run_id, order)
             finally:
                 self._drawn = order if child is not None else None
         except _EXPECTED as error:
             return _refuse(error)
         self._watch(order, child, asyncio.get_running_loop().time() + MOST_SECONDS, request.app.state.server)
         pieces, headers = _read_pieces(child, partial(self._end, order, child)), {"cache-control": "no-store"}
-        return StreamingResponse(pieces, media_type="application/x-ndjson", headers=headers)
+        return responses.StreamingResponse(pieces, media_type="application/x-ndjson", headers=headers)
 
     def _start(self, run_id: str, order: PromptOrder) -> "Popen[bytes]":
         log = find_run(self._store, run_id)
@@ -192,7 +189,7 @@ async def _read_pieces(child: "Popen[bytes]", end: Callable[[], None]) -> AsyncI
     try:
         while pieces := await reader.read(1 << 16):
             yield pieces
-        if code := await run_in_threadpool(child.wait):
+        if code := await concurrency.run_in_threadpool(child.wait):
             why = f"its process ended with {code}: a text has at most {MOST_SECONDS:g} s, and half of the free memory"
             yield msgspec.json.encode(Piece(ended=f"{why}; `cairn sample` has no such limits")) + b"\n"
     finally:
@@ -200,7 +197,7 @@ async def _read_pieces(child: "Popen[bytes]", end: Callable[[], None]) -> AsyncI
         end()
 
 
-async def _read_order(request: Request, kind: type[T]) -> T:
+async def _read_order(request: requests.Request, kind: type[T]) -> T:
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -209,7 +206,7 @@ async def _read_order(request: Request, kind: type[T]) -> T:
     return codec.decode(bytes(body), kind, where="the request")
 
 
-def _refuse(error: Exception) -> Response:
+def _refuse(error: Exception) -> responses.Response:
     unavailable = isinstance(error, (OSError, StoreUnavailable))
     status = 404 if isinstance(error, RunNotFound) else 503 if unavailable else 400
-    return PlainTextResponse(one_line(str(error)), status_code=status)
+    return responses.PlainTextResponse(one_line(str(error)), status_code=status)

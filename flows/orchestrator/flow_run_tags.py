@@ -8,10 +8,9 @@ from uuid import UUID
 
 import coolname
 from coolname.loader import load_config
-from prefect import get_client, runtime
+from prefect import events, get_client, runtime
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
-from prefect.events import emit_event
 
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 
@@ -59,4 +58,4 @@ def emit_end(end: FlowEnd, flow_run_id: str, name: str) -> None:
     with suppress(Exception):
         named = {"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.name": name}
         payload = {"reason": end.reason, "message": end.message}
-        emit_event(FLOW_ENDED, resource={**named, "cairn.reason": end.reason}, payload=payload)
+        events.emit_event(FLOW_ENDED, resource={**named, "cairn.reason": end.reason}, payload=payload)

@@ -6,7 +6,6 @@ same for a command of Prefect's. Prefect is imported by `import_prefect` and the
 """
 
 import base64
-import importlib
 import os
 import re
 import runpy
@@ -18,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from http.client import HTTPException
-from importlib import metadata, util
+from importlib import import_module, metadata, util
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -236,7 +235,7 @@ def main() -> None:
     from prefect.utilities import importtools
 
     # Its own looks for a flow in the working folder first.
-    importtools.load_module = lambda module_name: importlib.import_module(module_name)
+    importtools.load_module = lambda module_name: import_module(module_name)
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -29,7 +29,7 @@ from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from pydantic import Field, SecretStr
 
-from cairn.flows.orchestrator import deployment_setup
+from cairn.flows.orchestrator import deployments
 from cairn.flows.orchestrator.flow_run_tags import FLOW_ENDED
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.process_scopes import running_beside
@@ -174,7 +174,7 @@ async def set_up(
             changed.append(f"limit {ACCELERATORS}: {accelerators}")
         if prefect_file:
             for item in yaml.safe_load(prefect_file.read_text(encoding="utf-8"))["deployments"]:
-                changed += await deployment_setup.deploy(client, item)
+                changed += await deployments.deploy(client, item)
         return [*changed, *(await _alert(client, alert_block) if alert_block else ())]
 
 
@@ -187,14 +187,14 @@ async def _set_up_pool(client: PrefectClient, pool: WorkPoolCreate) -> Sequence[
         said.append(f"work pool {pool.name}: made")
     now, variable = {"job template": found.base_job_template}, f"cairn_deployed_{found.id.hex}"
     # Without the template a flow run may not begin: one of which nothing is known is replaced.
-    deployed = await deployment_setup.read_deployed(client, variable)
-    changes = deployment_setup.compare(deployed or deployment_setup.digests(now), now, wanted)
+    deployed = await deployments.read_deployed(client, variable)
+    changes = deployments.compare(deployed or deployments.digests(now), now, wanted)
     if changes.written:
         await client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=pool.base_job_template))
         said.append(f"work pool {pool.name}: has this job template")
     if changes.kept:
         said.append(f"work pool {pool.name}: stays as a person has set it: job template")
-    await deployment_setup.remember_deployed(client, variable, wanted)
+    await deployments.remember_deployed(client, variable, wanted)
     return said
 
 

@@ -1,44 +1,33 @@
-"""A run while this process trains it: how it is opened or joined, what its attempts share, how the next is claimed.
-
-The first of several processes decides data, weights and numerics, in the log; the others join.
-"""
+"""A run while this process trains it: what its attempts share, and the services beside them."""
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from cairn.flows.operations.checkpoint_operations import plan_evaluation
 from cairn.flows.orchestrator import flow_run, run_notices, run_overview
-from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
-from cairn.flows.run.progress import Progress, TextProgress
-from cairn.flows.run.steps import Steps
+from cairn.flows.preparation.training_request import ResolvedRequest
 from cairn.reports.exporters.exporters import run_exporters
-from cairn.reports.queries.run_lookup import configuration_document
+from cairn.reports.text.progress import Progress
 from cairn.storage.errors import StoreRefused
-from cairn.storage.logs import log_entry, run_entries, run_log
-from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles
-from cairn.storage.stores import object_store, store_probe
+from cairn.storage.logs import log_entry, run_log
+from cairn.storage.stores import object_store
 from cairn.tasks.attempt import preemption_notice, shutdown_signal
 from cairn.tasks.attempt.attempt_entries import DataOrigin
 from cairn.tasks.checkpoints.retention import sweep_run
-from cairn.tasks.configuration import addresses, network_module, stored_configuration
+from cairn.tasks.configuration import addresses
 from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.data import snapshot_lookup
 from cairn.tasks.errors import ShutdownRequested
 from cairn.tasks.evaluator import curve_reader
-from cairn.tasks.evaluator.evaluation_run import refuse_command
-from cairn.tasks.machine import machine_speed, placement, process_scopes
+from cairn.tasks.machine import placement, process_scopes
 from cairn.tasks.policy.curve_verdict import ThroughputWatch
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
-from cairn.tasks.text.format import describe_schedule, describe_split, one_line
-from cairn.tasks.tokenize_and_split import Text
+from cairn.tasks.text.format import one_line
 from cairn.tasks.trainer import machines, trainer_group, trainer_process
-from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,82 +155,3 @@ class ActiveRun:
             preemption_notice.polling_notices(shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say),
         ):
             yield
-
-
-def starter(environment: Mapping[str, str], default: str = "person") -> str:
-    """Return who starts this run again: as the batch script or manifest says, else the default."""
-    return environment.get("CAIRN_CONTINUED_BY", "").strip() or default
-
-
-def open_run(resolved: ResolvedRequest, steps: Steps, host: Host) -> ActiveRun:
-    """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
-    log = resolved.open_log()
-    opened = log.refresh().opened
-    is_new, notes = opened is None, tuple[str, ...]()
-    config = configure_run(resolved, log.state, os.environ)
-    group = trainer_group.trainer_group(config.training, os.environ, spares=config.machines.spares)
-    if log.state.finished is None:
-        host.warm.start(placement.trainer_folder(os.environ, log))
-    if opened is None:
-        opened, notes = _record_opening(log, config, resolved.base_dir, steps, host)
-        config = stored_configuration.keep_numerics(config, opened.config)  # another process may have been first
-    stored_configuration.check_drift(opened.config, config, run_id=log.run_id)
-    host.warm.set_command(group.command())
-    origin = DataOrigin(
-        snapshot_id=opened.data_snapshot,
-        data=config.data if resolved.configuration or is_new else None,
-        base_dir=resolved.base_dir,
-        cache_dir=placement.work_folder(os.environ) / "snapshots",
-        work_dir=placement.trainer_folder(os.environ, log),
-    )
-    run = ActiveRun(log, config, host, origin, resolved)
-    for line in notes:
-        run.say(line)
-    if resolved.configuration is None:  # what the log says and this machine does not do
-        names = (plan.suite.name for plan in run.evaluation.following if refuse_command(plan.suite, os.environ))
-        commands = [f"the command of evaluator {name}" for name in names]
-        not_taken = [*stored_configuration.left_out(configuration_document(log.state)), *commands]
-        how = "give the configuration file, --set section.key=value, or CAIRN_SECTION__KEY in the environment"
-        if not_taken:
-            run.say(f"not taken from the run's log: {', '.join(not_taken)}; {how}")
-    return run
-
-
-def _record_opening(
-    log: run_log.RunLog, wanted: RunConfig, base_dir: Path, steps: Steps, host: Host
-) -> tuple[run_entries.RunOpened, tuple[str, ...]]:
-    """Append run-opened with data, weights and this machine's fastest numerics; return the log's, and what to say."""
-    store_probe.probe_store(log.store)
-    folder, work_dir = placement.work_folder(os.environ), placement.trainer_folder(os.environ, log)
-    text, ask = Text(data=wanted.data, base_dir=base_dir, cache_dir=folder), partial(host.warm.measure_speed, work_dir)
-    choosing = machine_speed.numerics_beside(wanted.training, wanted.model, folder, ask)
-    show = TextProgress()
-    with choosing as mode, show.showing():
-        snapshot = steps.tokenize_and_split(text, log.store, show)
-    snapshot_lookup.check_block_size(snapshot.manifest, wanted.model, wanted.data, wanted.training)
-    network_module.keep_files(log.store, wanted.model, wanted.code.files)
-    initial = None
-    if wanted.training.init_from is not None:
-        files = SnapshotFiles(log.store, snapshot.snapshot_id, folder / "snapshots")
-        given = InitialDirectory(wanted.training.init_from, base_dir)
-        tokenizer, vocab_size = files.path(TOKENIZER).read_text(encoding="utf-8"), files.manifest.vocab_size
-        initial = keep_initial_weights(log.store, given, wanted.model, tokenizer_json=tokenizer, vocab_size=vocab_size)
-    chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
-    body = run_entries.RunOpened(
-        run_id=log.run_id,
-        model_family=chosen.model_family or log.run_id,
-        config=chosen.frozen(),
-        config_sha256=chosen.frozen_sha256(),
-        data_snapshot=snapshot.snapshot_id,
-        total_steps=chosen.training.steps,
-        code_version=placement.code_version(),
-        initial_weights_sha256=initial.weights_sha256 if initial else None,
-        initial_source_sha256=initial.source_sha256 if initial else None,
-        nodes_wanted=trainer_group.trainer_group(chosen.training, os.environ, spares=chosen.machines.spares).nodes,
-        continued_by=host.continued_by,
-    )
-    opened = log.append(lambda state: body if state.opened is None else None, writer=log_entry.this_writer()).opened
-    assert opened is not None
-    train, val = (snapshot.manifest.split(name).tokens for name in ("train", "val"))
-    split = describe_split(train, val, "tokens", None if wanted.data.val_sources else snapshot.manifest.val_fraction)
-    return opened, (split, *snapshot.notes, *describe_schedule(chosen.training.wastes_last_step))

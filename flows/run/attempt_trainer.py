@@ -20,10 +20,9 @@ from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
-from cairn.tasks.policy import budgets
+from cairn.tasks.policy import budgets, termination
 from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, sizes_of, stall_seconds
 from cairn.tasks.policy.failures import Evidence, ExceptionReport, Failure, classify, kind_of
-from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.train_segment import Segment
 from cairn.tasks.trainer import trainer_process, trainer_protocol
 
@@ -275,7 +274,7 @@ def record_end(run: active_run.ActiveRun, evidence: Evidence, last: step_log.Hea
     """Append the receipt of the attempt with this last heartbeat and return it; raises as `end_attempt` does."""
     if evidence.fenced is not None:
         raise Fenced(evidence.fenced)
-    room = _room(run) if classify(evidence).reason is TerminationReason.OOM else None
+    room = _room(run) if classify(evidence).reason is termination.TerminationReason.OOM else None
     over = AttemptOver(attempt=last.attempt, evidence=evidence, last=last, jitter=random.random(), room=room)
     return run.retry.call(
         end_attempt, run.log, over, limits=run.config.budgets, origin=run.origin, writer=run.writer(last.attempt)
@@ -297,7 +296,7 @@ def _workers(run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> 
     """Return how many micro-batches a trainer process computes at once; one where the run has been out of memory."""
     ends = (record.ended for record in run.log.state.attempts)
     on_device = started.placement.device != "cpu"  # whose free memory only a process with torch can tell
-    if on_device or any(ended and ended.reason == TerminationReason.OOM for ended in ends):
+    if on_device or any(ended and ended.reason == termination.TerminationReason.OOM for ended in ends):
         return 1
     with suppress(StorageError):
         vocab_size = read_manifest(run.log.store, run.origin.snapshot_id).vocab_size

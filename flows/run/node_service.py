@@ -1,4 +1,4 @@
-"""Serves a run from a machine that is not its first: starts this machine's ranks for each attempt until the run ends.
+"""Several machines of a run: the first gathers them for each attempt, the others serve it until the run ends.
 
 The first machine decides, records, and says when ranks start and when the run ends; it leaves with the same code.
 """
@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,11 +22,14 @@ from cairn.storage.stores.child_process import DEVNULL, end_child, start_child
 from cairn.tasks.attempt.preemption_notice import notice_sources, polling_notices
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.machine.placement import check_machine
+from cairn.tasks.machine import placement
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.trainer import machines
 from cairn.tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection
 from cairn.tasks.trainer.trainer_group import RENDEZVOUS, TrainerGroup, rendezvous_secret
+
+if TYPE_CHECKING:
+    from cairn.flows.run.active_run import ActiveRun
 
 _OPENING_SECONDS = 900.0
 """The first machine may read and tokenize text for as long before it opens a run."""
@@ -34,6 +38,31 @@ _OPENING_SECONDS = 900.0
 def is_other_node(environment: Mapping[str, str]) -> bool:
     """Whether this is one of several machines, and not the first."""
     return environment.get("CAIRN_NODE_RANK", "0") not in ("", "0")
+
+
+def gather_machines(run: "ActiveRun") -> None:
+    """Wait for the machines of the next attempt; raises `ShutdownRequested` at a notice. See `gathering_seconds`."""
+    rules, wanted = run.config.machines, run.machines.nodes
+    run.refuse_to_begin()
+    if wanted == 1:
+        return
+    here = 1
+    run.gathering_seconds = 0.0
+    if not (failed := placement.check_machine(rules)):
+        began = time.monotonic()
+        if run.machines.gather(0.0, is_stopping=run.is_shutting_down) < wanted:
+            run.say(f"waits for {wanted} machines, with this one, at {run.group.rendezvous} …")
+        here = run.machines.gather(rules.wait_seconds, is_stopping=run.is_shutting_down)
+        run.gathering_seconds = seconds = time.monotonic() - began
+        run.refuse_to_begin()
+        if here < min(rules.at_least or wanted, wanted):
+            failed = f"{here} of {wanted} machines were here after {seconds:.0f} s"
+        elif here < wanted:
+            run.say(f"goes on with {here} of {wanted} machines: no more have come within {seconds:.0f} s")
+    # Too few are claimed by the first machine alone: of several, not every number can share the micro-batches.
+    run.group, run.too_few_machines = replace(run.group, nodes=1 if failed else here), failed
+    if not failed:
+        run.host.warm.set_command(run.group.command())
 
 
 class NodeService:
@@ -50,7 +79,7 @@ class NodeService:
 
     def run(self) -> ExitCode:
         """Serve until the run ends, a shutdown is requested, or the first machine is away for too long."""
-        if failed := check_machine(self._config.machines):
+        if failed := placement.check_machine(self._config.machines):
             self._say(f"{failed}; it does not join the run")
             return ExitCode.PREEMPTED
         rules, group, heard_at = self._config.preemption, self._group, time.monotonic()

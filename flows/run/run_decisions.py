@@ -19,11 +19,10 @@ from queue import SimpleQueue
 from typing import Any
 from uuid import UUID
 
-from prefect import State, get_client, runtime, states, suspend_flow_run
+from prefect import State, get_client, runtime, settings, states, suspend_flow_run
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.input.run_input import RunInput, keyset_from_paused_state
-from prefect.settings import PREFECT_API_URL
 from prefect.utilities.urls import url_for
 from pydantic import Field
 
@@ -254,7 +253,7 @@ def _evaluate_missing(
 
 def ask(run: ActiveRun, registry: Registry, proposal: Promoted, timeout_seconds: float) -> promotion.Approval | str:
     """Return the answer, or why there is none; in a deployed flow run the first call ends the process."""
-    is_named = bool(PREFECT_API_URL.value()) and not prefect_server.is_ephemeral_server(os.environ)
+    is_named = bool(settings.PREFECT_API_URL.value()) and not prefect_server.is_ephemeral_server(os.environ)
     flow_run_id = run.host.flow_run.wait_id(_ASKED_SECONDS) if is_named else None
     if flow_run_id is None:
         return "no Prefect server is named (PREFECT_API_URL) where a person could be asked"

@@ -12,11 +12,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from prefect import exceptions, runtime
+from prefect import exceptions, runtime, settings
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters, objects
 from prefect.context import FlowRunContext
-from prefect.settings import PREFECT_API_URL
 from prefect.states import Scheduled
 
 from cairn.flows.orchestrator import flow_run_tags, known_stores, run_overview
@@ -46,7 +45,7 @@ class ContinuationByDeployment:
 
     def __init__(self, deployment: str, store_url: str) -> None:
         """Take the deployment, `flow/deployment`; raises `InvalidConfiguration` if no Prefect API is named."""
-        if not PREFECT_API_URL.value():
+        if not settings.PREFECT_API_URL.value():
             raise InvalidConfiguration(f"deployment {deployment}: PREFECT_API_URL is not set, so no server knows it")
         self._deployment, self._store_url = deployment, store_url
 

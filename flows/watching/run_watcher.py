@@ -17,8 +17,8 @@ from typing import NoReturn, Protocol
 import psutil
 
 from cairn.flows.orchestrator import prefect_settings, run_notices
-from cairn.flows.watching.run_progress import RunProgress, read_progress
 from cairn.reports.notices import notice
+from cairn.reports.text.progress import RunProgress, read_progress
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import registry, run_index, run_log, step_log
 from cairn.storage.stores import codec, object_store, open_store

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from cairn.model.data import sample_order, token_windows
 
@@ -26,7 +25,7 @@ class Batch:
     """
 
     windows: tuple[int, ...]
-    tokens: Tensor
+    tokens: torch.Tensor
     targets: int
 
 

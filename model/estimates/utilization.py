@@ -4,17 +4,15 @@ Sources: Chowdhery et al. 2022, "PaLM", appendix B (6N + 12 L d T FLOPs per toke
 data sheets (devices.toml).
 """
 
-import functools
 import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import psutil
 import torch
-from torch import Tensor
 
 from cairn.model.configuration.network import ModelConfig, parameter_table
 from cairn.model.configuration.training import Precision
@@ -52,7 +50,7 @@ def peak_source(device: torch.device, precision: Precision) -> str:
     return "data sheet" if _specified_flops(device, precision) else "measured"
 
 
-@functools.cache
+@cache
 def _specified_flops(device: torch.device, precision: Precision) -> float | None:
     return peak_flops_of_device(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
@@ -86,7 +84,7 @@ def using_threads(threads: int) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-@functools.cache
+@cache
 def _best_product(device: torch.device, precision: Precision, threads: int) -> float:
     is_cuda = device.type == "cuda"
     sizes, products, turns = _CPU_SIZES, 1, 8
@@ -139,7 +137,7 @@ def measure_cpu_half_gain(clock: Callable[[], float] = time.thread_time) -> floa
     return min(fp32 for fp32, _ in turns[1:]) / min(bf16 for _, bf16 in turns[1:])  # the first turn warms up
 
 
-def _time_products(matrix: Tensor, clock: Callable[[], float]) -> float:
+def _time_products(matrix: torch.Tensor, clock: Callable[[], float]) -> float:
     started = clock()
     for _ in range(GAIN_PRODUCTS):
         matrix @ matrix

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cairn.model.architectures.own_network import Network, OwnNetwork
 from cairn.model.data.token_windows import TokenWindows
@@ -99,7 +98,7 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             raise InvalidInput(f"top_p={self.top_p} must be above 0 and at most 1, which leaves every token in")
 
-    def sample(self, logits: Tensor, generator: torch.Generator) -> int:
+    def sample(self, logits: torch.Tensor, generator: torch.Generator) -> int:
         """Draw an id from logits (V,) on the CPU; logits that are not finite raise ModelError."""
         if not bool(torch.isfinite(logits).all()):
             raise ModelError("the network's scores are not finite: these weights have diverged; take older ones")
@@ -148,7 +147,7 @@ def _sample(
 ) -> Iterator[int]:
     block_size, cache = model.config.block_size, None
     if isinstance(model, OwnNetwork):
-        predict: Callable[[Tensor], Tensor] = model.next_logits
+        predict: Callable[[torch.Tensor], torch.Tensor] = model.next_logits
     else:
         cache = attention.KeyValueCache(model.config, device=model.device, dtype=model.wte.weight.dtype)
         predict = functools.partial(model.extend, cache=cache)

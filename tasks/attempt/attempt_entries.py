@@ -20,9 +20,8 @@ from typing import Any
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.checkpoints.resume_point import begin_again, newest_verified, quarantine_checkpoint
 from cairn.storage.errors import Fenced, IntegrityError, NothingReadable, ObjectMissing, StorageError
-from cairn.storage.logs import log_entry, run_log, run_state, step_log
+from cairn.storage.logs import log_entry, run_log, run_members, run_state, step_log
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted, DataQuarantined
-from cairn.storage.logs.run_members import MembersChanged
 from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.injected_faults import injected_faults
@@ -319,7 +318,7 @@ def evidence_document(evidence: failures.Evidence) -> dict[str, Any]:
 
 
 def record_members(
-    log: run_log.RunLog, change: MembersChanged, limits: BudgetsConfig, writer: log_entry.Writer
+    log: run_log.RunLog, change: run_members.MembersChanged, limits: BudgetsConfig, writer: log_entry.Writer
 ) -> bool:
     """Append the change, a loss charged as an attempt's end would be; return False if the budget does not allow it.
 
@@ -327,7 +326,7 @@ def record_members(
     """
     failure = failures.Failure(reason=TerminationReason.LOST, detail=change.detail, fingerprint="rank")
 
-    def decide(state: run_state.RunState) -> MembersChanged | None:
+    def decide(state: run_state.RunState) -> run_members.MembersChanged | None:
         owner = state.open_attempt
         if owner is None or owner.started.attempt != change.attempt or change in state.member_changes:
             return None

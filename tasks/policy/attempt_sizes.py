@@ -4,15 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from cairn.model.configuration import training as batches
 from cairn.model.configuration.network import ModelConfig
-from cairn.model.configuration.training import (
-    Parallel,
-    TrainingConfig,
-    auto_micro_batch,
-    first_micro_batch,
-    smaller_micro_batch,
-    split_batch,
-)
+from cairn.model.configuration.training import Parallel, TrainingConfig
 from cairn.model.errors import InvalidInput
 from cairn.storage.logs import run_entries, run_state
 from cairn.tasks.configuration.settings import CheckpointConfig
@@ -47,13 +41,13 @@ def next_sizes(
     if state.attempts:
         micro_batch = state.attempts[-1].started.micro_batch
     else:
-        wanted, largest = training.micro_batch, first_micro_batch(training.global_batch, processes=processes, mode=mode)
-        if wanted == "auto":
-            wanted = auto_micro_batch(training.global_batch, block_size, on_cpu=on_cpu)
+        largest = batches.first_micro_batch(training.global_batch, processes=processes, mode=mode)
+        if (wanted := training.micro_batch) == "auto":
+            wanted = batches.auto_micro_batch(training.global_batch, block_size, on_cpu=on_cpu)
         micro_batch = min(wanted, largest or 1)
     micro_batch = min(micro_batch, state.smallest_micro_batch or micro_batch)
     try:
-        split_batch(training.global_batch, micro_batch, processes=processes, mode=mode)
+        batches.split_batch(training.global_batch, micro_batch, processes=processes, mode=mode)
     except InvalidInput as error:
         raise TaskError(str(error)) from error
     recomputes = training.activation_checkpointing or state.recomputes_activations
@@ -106,7 +100,7 @@ def lighter_sizes(
 ) -> list[AttemptSizes]:
     """Return sizes of less memory than `now`, the preferred first: those that keep the bits, unless `halves_first`."""
     sizes = [now]
-    while smaller := smaller_micro_batch(global_batch, sizes[-1].micro_batch, processes=processes, mode=mode):
+    while smaller := batches.smaller_micro_batch(global_batch, sizes[-1].micro_batch, processes=processes, mode=mode):
         sizes.append(replace(now, micro_batch=smaller))
     if now.activation_checkpointing:
         return sizes[1:]

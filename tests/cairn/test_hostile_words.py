@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cairn.flows.run.progress import Progress
 from cairn.flows.run.run_decisions import describe
-from cairn.operations.exported_model import write_card
+from cairn.operations.trained_models import write_card
 from cairn.reports.queries.receipts import read_receipts
 from cairn.reports.queries.run_lookup import FoundCheckpoint, read_beat
 from cairn.reports.queries.run_status import read_status
 from cairn.reports.text.display_tables import budgets_table, markdown_table, receipts_table
+from cairn.reports.text.progress import Progress
 from cairn.storage.snapshots.snapshot_manifest import SnapshotSource
 from cairn.tasks.text.format import sanitize, sanitize_json
 from cairn.tasks.text.output import print_document, print_facts, print_table, say

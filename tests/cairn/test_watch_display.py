@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from cairn.flows.watching.run_progress import RunProgress, read_progress, showing_progress
+from cairn.reports.text.progress import RunProgress, read_progress, showing_progress
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
 from cairn.storage.stores.local_store import LocalStore

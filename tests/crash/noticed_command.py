@@ -1,6 +1,6 @@
 """A process of Cairn's, which gets a signal before a given line of its own (`python -m tests.crash.noticed_command`).
 
-Arguments: the signal's name; where it comes, a function such as `attempt_claim.py:_claim` or a number of lines of
+Arguments: the signal's name; where it comes, a function such as `run_start.py:_claim` or a number of lines of
 Cairn's in the main thread, counted from the first after the arguments are parsed; the file where the number of all
 lines and the place are left; and what is run: the `cairn` command's own words, or `prefect.engine`, a worker's process
 of a flow run. It trains without tensors.

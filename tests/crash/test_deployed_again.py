@@ -13,7 +13,7 @@ from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 
-from cairn.flows.orchestrator.deployment_setup import compare, digests
+from cairn.flows.orchestrator.deployments import compare, digests
 from cairn.flows.orchestrator.server_setup import set_up
 from tests.crash.prefect_api import ROOT, Prefect
 

@@ -12,7 +12,7 @@ from tests.crash.training_command import Command
 pytestmark = [pytest.mark.slow, pytest.mark.linux, pytest.mark.timeout(900)]
 REASONS = {"SIGTERM": "preempted", "SIGINT": "cancelled", "SIGHUP": "preempted", "SIGUSR1": "preempted"}
 PLACES = (
-    "attempt_claim.py:_claim",
+    "run_start.py:_claim",
     "attempt_entries.py:claim_attempt",
     "attempt_trainer.py:running",
     "run_decisions.py:finish_run",

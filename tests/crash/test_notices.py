@@ -21,7 +21,7 @@ PLACES = (
     "train_commands.py:train",
     "training_request.py:resolve_request",
     "prefect_session.py:training_session",
-    "active_run.py:open_run",
+    "run_start.py:open_run",
     "attempt_trainer.py:running",
     "run_decisions.py:finish_run",
 )
@@ -29,7 +29,7 @@ QUICK = {
     "SIGHUP": "training_request.py:resolve_request",
     "SIGUSR1": "train_commands.py:train",
     "SIGTERM": "prefect_session.py:training_session",
-    "SIGINT": "active_run.py:open_run",
+    "SIGINT": "run_start.py:open_run",
 }
 MOMENTS = int(os.environ.get("CAIRN_TEST_MOMENTS", "50"))
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cairn.flows.run.progress import Progress, TextProgress
+from cairn.reports.text.progress import Progress, TextProgress
 from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage
 from cairn.tasks.text.format import format_bar, format_clock

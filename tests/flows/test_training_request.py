@@ -117,7 +117,7 @@ def steps_in_flow(monkeypatch: pytest.MonkeyPatch, url: str) -> int:
     def open_run(resolved: ResolvedRequest, *services: object) -> None:
         raise Reached(configure_run(resolved, RunState(), {}).training.steps)
 
-    monkeypatch.setattr(module.active_run, "open_run", open_run)
+    monkeypatch.setattr(module.run_start, "open_run", open_run)
     monkeypatch.setattr(
         deployed_continuation, "check_before_start", lambda resolved, *others: configure_run(resolved, RunState(), {})
     )

@@ -26,7 +26,7 @@ from cairn.tasks.data.snapshot_build import build_snapshot, repair_snapshot
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, check_block_size
 from cairn.tasks.data.token_files import TokenFileFormat
 from cairn.tasks.data.token_import import export_tokens
-from cairn.tasks.tokenize_part import tokenize_part
+from cairn.tasks.tokenize_and_split import tokenize_part
 from tests.tasks.corpus_files import build_in_shards, packed
 
 CHATML = (Path(__file__).parent / "chat_templates" / "chatml.jinja").read_text()

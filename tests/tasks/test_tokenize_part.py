@@ -20,7 +20,7 @@ from cairn.tasks.data import snapshot_writer, text_ranges
 from cairn.tasks.data.corpus import find_sources, open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Piece
 from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage, build_snapshot
-from cairn.tasks.tokenize_part import tokenize_part
+from cairn.tasks.tokenize_and_split import tokenize_part
 from tests.flipped_bit import flip_object
 from tests.memory_store import CrashingStore, MemoryStore
 from tests.tasks.corpus_files import COMPRESSIONS, packed, shaped

@@ -21,8 +21,8 @@ from cairn.flows.orchestrator import flow_run
 from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
-from cairn.flows.run import active_run, attempt_claim
-from cairn.flows.run.active_run import ActiveRun, Host, open_run
+from cairn.flows.run import run_start
+from cairn.flows.run.active_run import ActiveRun, Host
 from cairn.flows.run.attempt_trainer import AttemptTrainer, record_end
 from cairn.flows.run.steps import PLAIN, Steps
 from cairn.flows.train_gpt import train
@@ -144,7 +144,7 @@ class FlowWorld:
         """Yield the run as the flow opens or continues it."""
         trainers = warm or NotedWarmTrainer()
         try:
-            yield open_run(self._request(text, overrides), PLAIN, self._host(trainers, shutdown))
+            yield run_start.open_run(self._request(text, overrides), PLAIN, self._host(trainers, shutdown))
         finally:
             trainers.close_all()
 
@@ -187,7 +187,7 @@ class FlowWorld:
         return check_before_start(self._request(CONFIG, overrides), self.log, os.environ)
 
     def _host(self, warm: WarmTrainer, shutdown: ShutdownSignal | None = None) -> Host:
-        by = active_run.starter(os.environ)
+        by = run_start.starter(os.environ)
         return Host(shutdown=shutdown or ShutdownSignal(), warm=warm, flow_run=FlowRun(), continued_by=by)
 
     def _request(
@@ -207,7 +207,7 @@ class FlowWorld:
 
 def end_with(run: ActiveRun, evidence: Evidence, started: AttemptStarted | None = None) -> AttemptEnded:
     """Claim the next attempt, unless it is given, and append its receipt by this evidence."""
-    trainer = AttemptTrainer(run, started or attempt_claim.claim_next_attempt(run))
+    trainer = AttemptTrainer(run, started or run_start.claim_next_attempt(run))
     return record_end(run, evidence, trainer.heartbeat(0))
 
 

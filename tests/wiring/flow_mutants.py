@@ -4,8 +4,8 @@ from tests.wiring.mutant import key, mutant
 
 TRAINER = "flows/run/attempt_trainer.py"
 EVALUATIONS = "flows/run/run_decisions.py"
-ACTIVE = OPENING = "flows/run/active_run.py"
-CLAIM = "flows/run/attempt_claim.py"
+ACTIVE, MACHINES = "flows/run/active_run.py", "flows/run/node_service.py"
+OPENING = CLAIM = "flows/run/run_start.py"
 FLOW = "flows/train_gpt.py"
 TESTS = "tests/wiring/test_flow.py"
 SPEC = f"{TESTS}::test_the_spec_that_a_trainer_is_sent_says_what_configuration_and_log_say"
@@ -268,7 +268,7 @@ FLOW_MUTANTS = (
     mutant("approval-waits-a-day", PROMOTION, "run.config.promotion.approval_timeout_seconds", "86_400.0", ASKED),
     mutant(
         "sweep-beside-training-of-defaults",
-        OPENING,
+        ACTIVE,
         "partial(sweep_run, reader, config.checkpoint,",
         "partial(sweep_run, reader, type(config.checkpoint)(),",
         STAY,
@@ -312,28 +312,28 @@ FLOW_MUTANTS = (
     ),
     mutant(
         "sweep-knows-no-losses",
-        OPENING,
+        ACTIVE,
         "config.checkpoint, self.evaluation.suite.sha256",
         'config.checkpoint, ""',
         STAY,
     ),
     mutant(
         "flow-of-default-patience",
-        OPENING,
+        ACTIVE,
         "run_retry_policy(config.checkpoint.patience_seconds, self.say)",
         "run_retry_policy(600.0, self.say)",
         key("how_long_the_store_is_waited_for"),
     ),
     mutant(
         "any-number-of-machines-is-enough",
-        CLAIM,
+        MACHINES,
         "here < min(rules.at_least or wanted, wanted)",
         "here < min(rules.at_least or 1, wanted)",
         GATHERED,
     ),
     mutant(
         "no-machine-is-checked",
-        CLAIM,
+        MACHINES,
         "failed := placement.check_machine(rules)",
         'failed := ""',
         key("what_a_machine_passes_before_it_joins"),

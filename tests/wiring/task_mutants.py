@@ -51,7 +51,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "sources-of-a-log-are-opened",
-        "flows/run/active_run.py",
+        "flows/run/run_start.py",
         "data=config.data if resolved.configuration or is_new else None,",
         "data=config.data,",
         f"{LOG}::test_a_damaged_shard_is_not_rebuilt_from_sources_that_only_the_log_names",
@@ -277,7 +277,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "a-claim-is-made-in-spite-of-a-notice",
-        "flows/run/attempt_claim.py",
+        "flows/run/run_start.py",
         "    run.refuse_to_begin()\n    ends =",
         "    ends =",
         "tests/wiring/test_notices.py::test_a_notice_while_a_claim_is_prepared_claims_nothing",

@@ -13,8 +13,8 @@ import pytest
 
 from cairn.flows.preparation.preflight import AvailableMemory
 from cairn.flows.run import attempt_trainer
-from cairn.flows.run.attempt_claim import claim_next_attempt
 from cairn.flows.run.attempt_trainer import AttemptTrainer
+from cairn.flows.run.run_start import claim_next_attempt
 from cairn.flows.run.steps import PLAIN
 from cairn.flows.train_gpt import train_attempt
 from cairn.model.estimates.size_estimate import TrainingPlace

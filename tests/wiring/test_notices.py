@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cairn.flows.run import attempt_claim
+from cairn.flows.run import run_start
 from cairn.flows.run.active_run import ActiveRun
-from cairn.flows.run.attempt_claim import claim_next_attempt
+from cairn.flows.run.run_start import claim_next_attempt
 from cairn.flows.run.steps import PLAIN
 from cairn.flows.train_gpt import train_attempt
 from cairn.storage.errors import AppendUnknown
@@ -89,7 +89,7 @@ def test_a_claim_of_unknown_outcome_that_was_written_is_taken_on_and_not_waited_
 ) -> None:
     shutdown, unknown = ShutdownSignal(), list[AttemptStarted]()
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    claim = attempt_claim.attempt_entries.claim_attempt
+    claim = run_start.attempt_entries.claim_attempt
 
     def claim_without_answer(*given: Any) -> AttemptStarted:
         unknown.append(claim(*given))
@@ -97,7 +97,7 @@ def test_a_claim_of_unknown_outcome_that_was_written_is_taken_on_and_not_waited_
             shutdown.request("SIGTERM")
         raise AppendUnknown("no answer")
 
-    monkeypatch.setattr(attempt_claim.attempt_entries, "claim_attempt", claim_without_answer)
+    monkeypatch.setattr(run_start.attempt_entries, "claim_attempt", claim_without_answer)
     with flow.opened(shutdown=shutdown) as run:
         started = claim_next_attempt(run)
         assert unknown == [started]

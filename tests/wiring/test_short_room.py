@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from cairn.flows.run import attempt_trainer
-from cairn.flows.run.attempt_claim import claim_next_attempt
 from cairn.flows.run.attempt_trainer import AttemptTrainer
+from cairn.flows.run.run_start import claim_next_attempt
 from cairn.storage.errors import StoreFull
 from cairn.storage.stores import local_disk
 from cairn.tasks.policy.failures import Evidence, kind_of

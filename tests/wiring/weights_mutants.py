@@ -38,7 +38,7 @@ WEIGHTS_MUTANTS = (
     ),
     mutant(
         "documents-of-the-weights-not-exported",
-        "cairn/operations/exported_model.py",
+        "cairn/operations/trained_models.py",
         "write_model_directory(folder, opened, card=card, source=source)",
         "write_model_directory(folder, opened, card=card)",
         f"{EXPORT}::test_only_the_known_documents_of_a_store_are_exported_and_none_names_code",

@@ -1,19 +1,27 @@
 """Progress of training, and of making a snapshot: a live line with a bar on a terminal, else one every ten seconds.
 
-Work beside and after the steps (an evaluation, a commit, a wait) is named below it for as long as it lasts.
+Work beside and after the steps (an evaluation, a commit, a wait) is named below it for as long as it lasts. The runs of
+other processes have a line each, and how long the rest takes; without a terminal, one a minute.
 """
 
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from cairn.storage.logs.step_log import StepRecord
-from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage
+from cairn.reports.queries.run_lookup import read_beat
+from cairn.storage.errors import StorageError
+from cairn.storage.logs import run_log, step_log
 from cairn.tasks.text import format, live_lines
 
-_PLAIN_EVERY_SECONDS = 10.0
+if TYPE_CHECKING:
+    from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage
+
+_PLAIN_EVERY_SECONDS, _WATCHED_EVERY_SECONDS = 10.0, 60.0
 
 
 class Progress:
@@ -33,7 +41,7 @@ class Progress:
         self._done: tuple[tuple[int, float], ...] = ()
         """The newest steps with their times: a restart or a slow start is soon forgotten."""
         self._printed_at = float("-inf")
-        self._newest: StepRecord | None = None
+        self._newest: step_log.StepRecord | None = None
         self._doing: dict[str, float | None] = {}
 
     def showing(self) -> AbstractContextManager[None]:
@@ -51,7 +59,7 @@ class Progress:
             if self._echo is not None:
                 self._echo(message)
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: step_log.StepRecord) -> None:
         """Show a completed step; a probe's loss and sample stay on the screen."""
         before = self._done if self._done and self._done[-1][0] < record.step else ()
         self._done = (*before, (record.step, self._clock()))[-64:]
@@ -119,7 +127,7 @@ class TextProgress:
         """Keep a live line while the block runs, where the console is a terminal; it is gone afterwards."""
         return self._live.show()
 
-    def __call__(self, progress: BuildProgress) -> None:
+    def __call__(self, progress: "BuildProgress") -> None:
         """Show the newest progress."""
         now = self._clock()
         if progress.stage is not self._stage:
@@ -130,7 +138,7 @@ class TextProgress:
             self._printed_at = now
             self._live.say(self._line(progress, now, drawn=False))
 
-    def _line(self, progress: BuildProgress, now: float, *, drawn: bool) -> str:
+    def _line(self, progress: "BuildProgress", now: float, *, drawn: bool) -> str:
         share = progress.bytes_done / progress.bytes_total if progress.bytes_total else 0.0
         cells = f" {format.format_bar(share, 24)}" if drawn else ""
         seconds, done = now - self._begun[0], progress.bytes_done - self._begun[1]
@@ -142,3 +150,53 @@ class TextProgress:
             f"{progress.stage.value} text{cells} {100 * share:.0f} % · {sizes} · {documents}{speed} · "
             f"ETA {format.format_clock(left)}"
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunProgress:
+    """The step that a run's open attempt has reached, and the line that shows it with the time left."""
+
+    run_id: str
+    step: int
+    line: str
+
+
+def read_progress(log: run_log.RunLog) -> RunProgress | None:
+    """Return the progress of a run that was read; None without an open attempt or a readable heartbeat."""
+    owner, opened, beat = log.state.open_attempt, log.state.opened, None
+    with suppress(StorageError):  # reading the log reports what is wrong with the store
+        beat = read_beat(log)
+    if owner is None or opened is None or beat is None:
+        return None
+    trained, ahead = beat.step - owner.started.first_step, max(opened.total_steps - beat.step, 0)
+    seconds_left = None
+    if trained > 0 and beat.gpu_seconds > 0:  # the device time of all ranks
+        seconds_left = beat.gpu_seconds / owner.started.placement.devices / trained * ahead
+    so_far = f"step {beat.step}/{opened.total_steps} ({100 * beat.step // opened.total_steps} %)"
+    loss = "" if beat.train_loss is None else f" · loss {beat.train_loss:.3f}"
+    line = f"{log.run_id}: {so_far}{loss} · attempt {beat.attempt} · ETA {format.format_clock(seconds_left)}"
+    return RunProgress(run_id=log.run_id, step=beat.step, line=line)
+
+
+@contextmanager
+def showing_progress(
+    say: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic, console: Console | None = None
+) -> Iterator[Callable[[Sequence[RunProgress]], None]]:
+    """Yield a function that shows the progress of runs: at the bottom of a terminal, elsewhere with `say`."""
+    # News goes to stdout, so the live lines have to be on the same terminal.
+    live = live_lines.LiveLines(console or live_lines.console_of(sys.stdout), stays=False)
+    printed: dict[str, tuple[int, float]] = {}
+
+    def show(runs: Sequence[RunProgress]) -> None:
+        if live.are_shown:
+            live.write([progress.line for progress in runs])
+            return
+        now = clock()
+        for progress in runs:
+            step, at = printed.get(progress.run_id, (-1, float("-inf")))
+            if progress.step != step and now - at >= _WATCHED_EVERY_SECONDS:
+                printed[progress.run_id] = (progress.step, now)
+                say(progress.line)
+
+    with live.show():
+        yield show
