@@ -146,8 +146,9 @@ def check_name(what: str, name: str) -> str:
     if "@" in name:
         rule = "must not contain '@', which stands between run and step in RUN@STEP"
         raise errors.StorageError(f"{what} {name!r}: {rule}; name it without a step, or choose another")
-    if not _SEGMENT.match(name):
-        raise errors.StorageError(f"{what} {_shorten(name)}: must be {NAME_RULE}; choose another name")
+    if not _SEGMENT.match(name) or len(name) > _MAX_SEGMENT_CHARACTERS:
+        rule = f"{NAME_RULE}, at most {_MAX_SEGMENT_CHARACTERS} of them"
+        raise errors.StorageError(f"{what} {_shorten(name)}: must be {rule}; choose another name")
     return name
 
 
