@@ -22,7 +22,7 @@ from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
 from cairn.tasks.policy import budgets
 from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, sizes_of, stall_seconds
-from cairn.tasks.policy.failures import Evidence, ExceptionReport, Failure, classify, kind_of
+from cairn.tasks.policy.failures import Evidence, ExceptionReport, classify, kind_of
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.train_segment import Segment
 from cairn.tasks.trainer import trainer_process, trainer_protocol
@@ -115,10 +115,6 @@ class AttemptTrainer:
         with self._run.progress.doing(f"writing the checkpoint of step {step}"):
             return self._process.wait_staged(step)
 
-    def explain(self, problem: TrainerGone | StorageError) -> Failure:
-        """End the process if it still runs, and return what all evidence makes of its end."""
-        return classify(self.evidence(problem))
-
     def evidence(self, problem: TrainerGone | StorageError | None) -> Evidence:
         """End the process if it still runs, and return all evidence about the attempt's end."""
         run, process, code, report = self._run, self._process, None, None
@@ -148,7 +144,8 @@ class AttemptTrainer:
             lost_machine=lost.what if lost else "",
             lost_host=lost.host if lost else "",
             too_few_machines=run.too_few_machines,
-            paused="" if problem else self._too_dear or run.limit.why,
+            paused="" if problem else run.limit.why,
+            too_dear="" if problem else self._too_dear,
             oom_kills=memory.oom_kills,
             rss_bytes=memory.rss_bytes,
             memory_limit_bytes=memory.limit_bytes,
