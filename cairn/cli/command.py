@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import re
 import stat
 import sys
 import traceback
@@ -23,6 +24,7 @@ from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
 
 _STDERR = 2
+_ERRNO = re.compile(r"\[Errno -?\d+\] ")
 _UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidInput)
 _WRONG_STORE = (errors.StoreRefused, errors.StoreUnsound, errors.WriterTooOld)
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
@@ -63,8 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(number, True)
     os.close(number)
-    nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
-    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    if sys.stdout is None or sys.stderr is None:
+        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     escape_unencodable_output()
     guard_log(os.environ)
     for name in (*THREAD_LIMITS, "RUST_BACKTRACE"):  # a panic of a library is told in one line
@@ -107,16 +110,18 @@ def run_command(arguments: Sequence[str]) -> int:
 
         say(f"cairn: {describe_usage_error(error, arguments)}")
         return ExitCode.USAGE
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except (BrokenPipeError, SystemExit):  # the reader of a pipe has seen enough; of a help, rich says so by SystemExit
         discard_output(sys.stdout)
         return ExitCode.DONE
     except (KeyboardInterrupt, Exception) as error:
-        is_expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt))
+        is_expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt, OSError))
         if not is_expected or os.environ.get("CAIRN_DEBUG"):
             say("".join(traceback.format_exception(error)).rstrip("\n"))
         if is_expected:
             is_asked = isinstance(error, KeyboardInterrupt)
-            words = "interrupted; the same command continues" if is_asked else f"cairn: {error}"
+            hint = "; CAIRN_DEBUG=1 says where" if isinstance(error, OSError) else ""
+            problem = f"cairn: {_ERRNO.sub('', str(error))}{hint}"
+            words = "interrupted; the same command continues" if is_asked else problem
             say(name_store(words, _store_of(arguments), os.environ))
         return code_of_error(error)
     code = returned if isinstance(returned, int) else ExitCode.DONE
@@ -126,7 +131,7 @@ def run_command(arguments: Sequence[str]) -> int:
         discard_output(sys.stdout)
     except OSError as error:
         discard_output(sys.stdout)
-        say(f"cairn: the output could not be written: {error}")
+        say(f"cairn: the output could not be written: {error.strerror}")
         return code or ExitCode.ERROR
     return code
 
