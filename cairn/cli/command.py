@@ -25,6 +25,7 @@ from cairn.tasks.text.output import discard_output, escape_unencodable_output, g
 
 _STDERR = 2
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidInput)
 _WRONG_STORE = (errors.StoreRefused, errors.StoreUnsound, errors.WriterTooOld)
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
@@ -99,6 +100,9 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command line and print its errors for people; returns the exit code."""
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
+    if broken := next(filter(_SURROGATE.search, arguments), None):
+        say(f"cairn: {broken!a}: must be UTF-8, as all that stores and documents hold; name it otherwise")
+        return ExitCode.USAGE
     verb = arguments[0] if arguments else ""
     if verb in app and not {"--help", "-h"}.isdisjoint(arguments[1:]):
         examples = (f"  {line}" for line in read_examples(verb))
@@ -114,15 +118,7 @@ def run_command(arguments: Sequence[str]) -> int:
         discard_output(sys.stdout)
         return ExitCode.DONE
     except (KeyboardInterrupt, Exception) as error:
-        is_expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt, OSError))
-        if not is_expected or os.environ.get("CAIRN_DEBUG"):
-            say("".join(traceback.format_exception(error)).rstrip("\n"))
-        if is_expected:
-            is_asked = isinstance(error, KeyboardInterrupt)
-            hint = "; CAIRN_DEBUG=1 says where" if isinstance(error, OSError) else ""
-            problem = f"cairn: {_ERRNO.sub('', str(error))}{hint}"
-            words = "interrupted; the same command continues" if is_asked else problem
-            say(name_store(words, _store_of(arguments), os.environ))
+        _explain(error, arguments)
         return code_of_error(error)
     code = returned if isinstance(returned, int) else ExitCode.DONE
     try:
@@ -134,6 +130,18 @@ def run_command(arguments: Sequence[str]) -> int:
         say(f"cairn: the output could not be written: {error.strerror}")
         return code or ExitCode.ERROR
     return code
+
+
+def _explain(error: BaseException, arguments: Sequence[str]) -> None:
+    """Print what ended the command: one line where that says everything, else the traceback."""
+    is_expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt, OSError))
+    if not is_expected or os.environ.get("CAIRN_DEBUG"):
+        say("".join(traceback.format_exception(error)).rstrip("\n"))
+    if is_expected:
+        hint = "; CAIRN_DEBUG=1 says where" if isinstance(error, OSError) else ""
+        problem = f"cairn: {_ERRNO.sub('', str(error))}{hint}"
+        words = "interrupted; the same command continues" if isinstance(error, KeyboardInterrupt) else problem
+        say(name_store(words, _store_of(arguments), os.environ))
 
 
 def _store_of(arguments: Sequence[str]) -> str:

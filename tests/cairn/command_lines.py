@@ -142,6 +142,7 @@ READING: dict[str, str] = {
     "status bard@7": "must not contain '@', which stands between run and step in RUN@STEP",
     "watch --deployment nothing --once": "must be flow/deployment, as Prefect names it",
     "CAIRN_STORE=s3:/bucket runs": "did you mean s3://bucket?",
+    "note bard 'gr\udcfcn'": "'gr\\udcfcn': must be UTF-8",
     'status ""': "must be letters, digits and _ . = + -, beginning with a letter, a digit or _",
     "config nonsense": "unknown key; `cairn config` lists the keys",
 }
