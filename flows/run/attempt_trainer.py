@@ -22,7 +22,7 @@ from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
 from cairn.tasks.policy import budgets
 from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, sizes_of, stall_seconds
-from cairn.tasks.policy.failures import Evidence, ExceptionReport, classify, kind_of
+from cairn.tasks.policy.failures import Evidence, ExceptionReport, Failure, classify, kind_of
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.train_segment import Segment
 from cairn.tasks.trainer import trainer_process, trainer_protocol
@@ -115,6 +115,10 @@ class AttemptTrainer:
         with self._run.progress.doing(f"writing the checkpoint of step {step}"):
             return self._process.wait_staged(step)
 
+    def explain(self, problem: TrainerGone | StorageError) -> Failure:
+        """End the process if it still runs, and return what all evidence makes of its end."""
+        return classify(self.evidence(problem))
+
     def evidence(self, problem: TrainerGone | StorageError | None) -> Evidence:
         """End the process if it still runs, and return all evidence about the attempt's end."""
         run, process, code, report = self._run, self._process, None, None
@@ -123,8 +127,7 @@ class AttemptTrainer:
             # A trainer that has ended gives its reason; one that still runs has nothing more to do.
             code = process.reap() if isinstance(problem, TrainerGone) else process.kill()
             report = process.received.newest(ExceptionReport)
-        memory = self._memory.reading() if self._memory else MemoryReading()
-        lost = run.machines.lost()
+        lost, memory = run.machines.lost(), self._memory.reading() if self._memory else MemoryReading()
         last = process.received.newest(trainer_protocol.StepDone) if process else None
         return Evidence(
             exit_code=code,
