@@ -22,8 +22,7 @@ _RESUMABLE = {*RESTARTABLE, TerminationReason.FENCED}
 class RunPhase(StrEnum):
     """Where a run stands.
 
-    `paused`: by its set of runs, or by cost.limit; `unreadable`: its log does not verify; `deleting`: it is closed, not
-    yet all deleted.
+    `paused`: by its set or cost.limit; `unreadable`: its log does not verify; `deleting`: closed, not yet all deleted.
     """
 
     OPENED = "opened"

@@ -66,15 +66,13 @@ def path_of(url: str) -> Path:
     """Return the path that a `file://` URL means; raises StorageError where it is not a whole one, or has ? or #."""
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-        rule = "must be file:///PATH, a whole path with %23 for # and %3F for ?; or write it without file://"
-        raise StorageError(f"{url}: {rule}")
+        raise StorageError(f"{url}: must be file:///PATH, a whole path with %23 for # and %3F for ?; or write a path")
     return Path(unquote(parts.path))
 
 
 def _open_folder(path: Path) -> local_store.LocalStore:
     if _NO_TEXT.search(str(path.absolute())):  # no log could name it
-        rule = "must be UTF-8 without control characters; rename the folder, or choose another --store"
-        raise StorageError(f"store {os.fsencode(path)!r}: {rule}")
+        raise StorageError(f"store {os.fsencode(path)!r}: must be UTF-8 without control characters; rename the folder")
     if path.exists() and not path.is_dir():
         raise StorageError(f"store {path}: is not a folder, cannot be written or read; choose another --store")
     return local_store.LocalStore(path)

@@ -50,7 +50,6 @@ _STRICT = ConfigDict(extra="forbid")
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Rate = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 _BOUNDS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
-_REASONS = ", ".join(reason for reason in TerminationReason if reason not in _NO_FAILURES)
 _RULES = {
     "missing": "missing; `cairn simulate --help` shows the keys of a trace",
     "unexpected": "unknown key; leave it out",
@@ -58,7 +57,7 @@ _RULES = {
     "float": "must be a number",
     "int": "must be a whole number",
     "string": "must be a text",
-    "enum": f"must be one of {_REASONS}",
+    "enum": "must be one of " + ", ".join(reason for reason in TerminationReason if reason not in _NO_FAILURES),
 }
 """What holds for a value, by the first word of pydantic's name of an error; for all others it must be a table."""
 
