@@ -59,7 +59,7 @@ _RULES = {
     "string": "must be a text",
     "enum": "must be one of " + ", ".join(reason for reason in TerminationReason if reason not in _NO_FAILURES),
 }
-"""What holds for a value, by the first word of pydantic's name of an error; for all others it must be a table."""
+"""Rules by the first word of pydantic's name of an error; a value of any other must be a table."""
 
 
 def _is_failure(reason: TerminationReason) -> TerminationReason:
