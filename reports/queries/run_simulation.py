@@ -205,7 +205,7 @@ def _plan(
     else:
         days = _LLAMA_DAYS if options.days is None else options.days
         if not (days > 0 and step_seconds > 0 and (steps := days * DAY_SECONDS / step_seconds) < _MOST_STEPS):
-            raise InvalidConfiguration(f"--days {days}, --step-seconds {step_seconds}: must be > 0 and < 1e12 steps")
+            raise InvalidConfiguration(f"--days {days}, --step-seconds {step_seconds}: must be above 0, < 1e12 steps")
         total_steps = max(round(steps), 1)
     sizes = next_sizes(RunState(), config.training, config.model.block_size) if config else None
     return simulated_run.SimulationPlan(

@@ -157,7 +157,7 @@ def test_a_run_that_never_failed_finishes_under_every_policy(fresh: FabricatedRu
         (("--devices", "0"), "--devices 0: must be a number of at least 1"),
         (("--replacement-seconds", "-1"), "--replacement-seconds -1.0: must be a number of at least 0"),
         (("--restart-seconds", "nan"), "--restart-seconds nan: must be a finite number"),
-        (("--days", "1e300"), "--days 1e+300, --step-seconds 6.0: must be > 0 and < 1e12 steps"),
+        (("--days", "1e300"), "--days 1e+300, --step-seconds 6.0: must be above 0, < 1e12 steps"),
         (("--trace", "nowhere.toml"), "nowhere.toml: cannot be read: No such file or directory"),
     ],
 )
