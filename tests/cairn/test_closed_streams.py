@@ -80,3 +80,9 @@ def test_a_help_whose_reader_has_gone_is_done(tmp_path: Path) -> None:
     done = run(tmp_path, "-m", "cairn.cli.command", "train", "--help", stdout=writing)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_command_for_which_warnings_are_errors_says_nothing_of_its_own_streams(
+    bard: FabricatedRun, tmp_path: Path
+) -> None:
+    assert run(tmp_path, "-W", "error", "-m", "cairn.cli.command", "runs").stderr == ""
