@@ -6,6 +6,7 @@ A mistake of usage is said in one line, with how it is typed, also in the words 
 import atexit
 import contextlib
 import os
+import re
 import shlex
 import stat
 import sys
@@ -30,6 +31,8 @@ from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
 
 _STDERR = 2
+_ERRNO = re.compile(r"\[Errno -?\d+\] ")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidInput)
 _WRONG_STORE = (errors.StoreRefused, errors.StoreUnsound, errors.WriterTooOld)
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
@@ -71,8 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(number, True)
     os.close(number)
-    nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
-    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    if sys.stdout is None or sys.stderr is None:
+        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     escape_unencodable_output()
     guard_log(os.environ)
     for name in (*child_process.THREAD_LIMITS, "RUST_BACKTRACE"):  # a panic of a library is told in one line
@@ -104,6 +108,9 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command line and print its errors for people; returns the exit code."""
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
+    if broken := next(filter(_SURROGATE.search, arguments), None):
+        say(f"cairn: {broken!a}: must be UTF-8, as all that stores and documents hold; name it otherwise")
+        return ExitCode.USAGE
     verb = arguments[0] if arguments else ""
     if verb in app and not {"--help", "-h"}.isdisjoint(arguments[1:]):
         examples = (f"  {line}" for line in read_examples(verb))
@@ -113,17 +120,11 @@ def run_command(arguments: Sequence[str]) -> int:
     except CycloptsError as error:
         say(f"cairn: {describe_usage_error(error, arguments)}")
         return ExitCode.USAGE
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except (BrokenPipeError, SystemExit):  # the reader of a pipe has seen enough; of a help, rich says so by SystemExit
         discard_output(sys.stdout)
         return ExitCode.DONE
     except (KeyboardInterrupt, Exception) as error:
-        is_expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt))
-        if not is_expected or os.environ.get("CAIRN_DEBUG"):
-            say("".join(traceback.format_exception(error)).rstrip("\n"))
-        if is_expected:
-            is_asked = isinstance(error, KeyboardInterrupt)
-            words = "interrupted; the same command continues" if is_asked else f"cairn: {error}"
-            say(addresses.name_store(words, _store_of(arguments), os.environ))
+        _explain(error, arguments)
         return code_of_error(error)
     code = returned if isinstance(returned, int) else ExitCode.DONE
     try:
@@ -132,9 +133,21 @@ def run_command(arguments: Sequence[str]) -> int:
         discard_output(sys.stdout)
     except OSError as error:
         discard_output(sys.stdout)
-        say(f"cairn: the output could not be written: {error}")
+        say(f"cairn: the output could not be written: {error.strerror}")
         return code or ExitCode.ERROR
     return code
+
+
+def _explain(error: BaseException, arguments: Sequence[str]) -> None:
+    """Print what ended the command: one line where that says everything, else the traceback."""
+    is_expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt, OSError))
+    if not is_expected or os.environ.get("CAIRN_DEBUG"):
+        say("".join(traceback.format_exception(error)).rstrip("\n"))
+    if is_expected:
+        hint = "; CAIRN_DEBUG=1 says where" if isinstance(error, OSError) else ""
+        problem = f"cairn: {_ERRNO.sub('', str(error))}{hint}"
+        words = "interrupted; the same command continues" if isinstance(error, KeyboardInterrupt) else problem
+        say(addresses.name_store(words, _store_of(arguments), os.environ))
 
 
 def _store_of(arguments: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_st
 from cairn.storage.snapshots import data_snapshot
 from cairn.storage.stores import codec, open_store, store_probe
 from cairn.storage.stores.object_store import ObjectStore, check_object
+from cairn.tasks.configuration.addresses import as_path
 from cairn.tasks.machine.placement import CAIRN_VERSION, is_known_dead, shares_pids, usable_cores, work_folder
 from cairn.tasks.text.format import format_quantity
 
@@ -115,7 +116,7 @@ def _prefect() -> str:
 
 
 def _disk(store_url: str) -> str:
-    found, local_path = [], store_url.removeprefix("file://")
+    found, local_path = [], as_path(store_url)
     for folder in (*([] if "://" in local_path else [Path(local_path)]), work_folder(os.environ)):
         there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
         free = shutil.disk_usage(there).free

@@ -126,8 +126,7 @@ class AttemptTrainer:
             # A trainer that has ended gives its reason; one that still runs has nothing more to do.
             code = process.reap() if isinstance(problem, TrainerGone) else process.kill()
             report = process.received.newest(ExceptionReport)
-        memory = self._memory.reading() if self._memory else MemoryReading()
-        lost = run.machines.lost()
+        lost, memory = run.machines.lost(), self._memory.reading() if self._memory else MemoryReading()
         last = process.received.newest(trainer_protocol.StepDone) if process else None
         return Evidence(
             exit_code=code,
@@ -147,7 +146,8 @@ class AttemptTrainer:
             lost_machine=lost.what if lost else "",
             lost_host=lost.host if lost else "",
             too_few_machines=run.too_few_machines,
-            paused="" if problem else self._too_dear or run.limit.why,
+            paused="" if problem else run.limit.why,
+            too_dear="" if problem else self._too_dear,
             oom_kills=memory.oom_kills,
             rss_bytes=memory.rss_bytes,
             memory_limit_bytes=memory.limit_bytes,

@@ -208,7 +208,7 @@ def describe_no_runs(store: object_store.ObjectStore) -> str:
     chosen, here = runs.parent, Path.cwd()
     gone = "" if chosen.exists() else ", a folder that does not exist"
     bases = [(here, 2), *((folder, 1) for folder in (*here.parents[:2], chosen.parent))]
-    folders = dict.fromkeys(folder for base, levels in bases for folder in _list_folders(base, levels))
+    folders = dict.fromkeys(path for base, levels in bases for path in _list_folders(base, levels) if path != chosen)
     counts = {folder: len(glob(f"{escape(str(folder))}/runs/*/log")) for folder in folders}
     named = ((shlex.quote(os.path.relpath(folder)), count) for folder, count in counts.items() if count)
     found = [f"--store {name} ({format_count(count, 'run')})" for name, count in named]

@@ -28,6 +28,7 @@ _SWEEP_SEEDS = 6
 _LLAMA_DEVICES, _LLAMA_DAYS, _LLAMA_GLOBAL_BATCH = 16_384, 54.0, 2048
 _STEP_SECONDS, _CHECKPOINT_SECONDS, _RESTART_SECONDS = 6.0, 10.0, 300.0
 _COPIED_BYTES_PER_SECOND = 1e9
+_MOST_STEPS = 1e12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +108,9 @@ def simulate_policies(
         plan = _plan(options, state, config)
         trace = _trace(options, state, plan)
     except ValidationError as error:
-        raise InvalidConfiguration(failure_trace.describe_broken(error, "simulate")) from error
+        broken = ((f"{item['loc'][0]}".replace("_", "-"), item) for item in error.errors())
+        lines = (f"--{name} {item['input']}: {failure_trace.describe_rule(item)}" for name, item in broken)
+        raise InvalidConfiguration("\n".join(lines)) from error
     policies = {"budgets": simulated_run.budget_policy(config.budgets if config else BudgetsConfig())}
     policies |= {f"{most} retries": simulated_run.plain_retries(most) for most in PLAIN_RETRIES}
     outcomes = []
@@ -201,9 +204,9 @@ def _plan(
         total_steps = state.opened.total_steps
     else:
         days = _LLAMA_DAYS if options.days is None else options.days
-        if not (0 < days < float("inf") and 0 < step_seconds < float("inf")):
-            raise InvalidConfiguration(f"--days {days}, --step-seconds {step_seconds}: must be above 0")
-        total_steps = max(round(days * DAY_SECONDS / step_seconds), 1)
+        if not (days > 0 and step_seconds > 0 and (steps := days * DAY_SECONDS / step_seconds) < _MOST_STEPS):
+            raise InvalidConfiguration(f"--days {days}, --step-seconds {step_seconds}: must be above 0, < 1e12 steps")
+        total_steps = max(round(steps), 1)
     sizes = next_sizes(RunState(), config.training, config.model.block_size) if config else None
     return simulated_run.SimulationPlan(
         total_steps=total_steps,

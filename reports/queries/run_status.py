@@ -22,7 +22,7 @@ _RESUMABLE = {*RESTARTABLE, TerminationReason.FENCED}
 class RunPhase(StrEnum):
     """Where a run stands.
 
-    `paused`: by its set of runs; `unreadable`: its log does not verify; `deleting`: it is closed, not yet all deleted.
+    `paused`: by its set or cost.limit; `unreadable`: its log does not verify; `deleting`: closed, not yet all deleted.
     """
 
     OPENED = "opened"
@@ -264,7 +264,7 @@ def _next(run_id: str, state: run_state.RunState, standing: RunPhase) -> str:
     why = f"attempt {state.latest_attempt} ended: {ended.reason};" if ended else "its owner's process is gone;"
     if ended is not None and standing == RunPhase.PAUSED:
         by_cost, of_set = "with a higher one", "the same command of the set continues it, alone"
-        why = f"{ended.detail}; {by_cost if ended.detail.startswith('cost.limit') else of_set}"
+        why = f"{ended.detail}; {by_cost if ended.evidence.get('too_dear') else of_set}"
     elif ended is not None and standing == RunPhase.STOPPED:
         why = f"a person decides: {ended.decision.reason}; then"
     return f"{why} {again} continues from step {state.resume_step}"

@@ -28,6 +28,7 @@ BLOCK_BYTES = 4 * 1024 * 1024
 _ALONE_BYTES = 1024 * 1024
 """Smaller chunks are gathered: a request costs more than copying them."""
 _ABSENT = (FileNotFoundError, NotADirectoryError)
+_ESCAPED = str.maketrans({"%": "%25", "?": "%3F", "#": "%23"})
 
 
 def forget_cached_bytes(path: Path) -> None:
@@ -46,7 +47,7 @@ class LocalStore(object_store.ObjectStore):
 
     @property
     def url(self) -> str:
-        return f"file://{self._root}"
+        return f"file://{str(self._root).translate(_ESCAPED)}"
 
     def read(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES) -> bytes:
         data = bytearray()

@@ -25,11 +25,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Item = TypeVar("Item")
 _ASKED_AT_ONCE = 32
-NAME_RULE = "letters, digits and _ . = + -, beginning with a letter, a digit or _"
-_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")
 # A file system takes 255 bytes a name, and a temporary name is 34 longer than its object's; S3 takes 1024 a key.
 _MAX_SEGMENT_CHARACTERS = 200
 _MAX_KEY_CHARACTERS = 800
+NAME_RULE = f"letters, digits and _ . = + -, beginning with a letter, a digit or _, at most {_MAX_SEGMENT_CHARACTERS}"
+_SEGMENT = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{{0,{_MAX_SEGMENT_CHARACTERS - 1}}}\Z")
 MAX_READ_BYTES = 64 * 1024 * 1024
 READ_CHUNK_BYTES = 8 * 1024 * 1024
 PART_BYTES = 16 * 1024 * 1024
@@ -132,12 +132,12 @@ def advice() -> Mapping[str, Mapping[str, str]]:
 
 def check_key(key: str) -> str:
     """Return the key unchanged; raises StorageError if it could leave the store's root or is too long."""
-    segments = key.split("/")
-    if not all(map(_SEGMENT.match, segments)):
+    if not all(map(_SEGMENT.match, key.split("/"))):
         raise errors.StorageError(f"key {_shorten(key)}: each part between '/' must be {NAME_RULE} (no '..')")
-    if len(key) > _MAX_KEY_CHARACTERS or max(map(len, segments)) > _MAX_SEGMENT_CHARACTERS:
-        rule = f"at most {_MAX_SEGMENT_CHARACTERS} characters a segment and {_MAX_KEY_CHARACTERS} in all"
-        raise errors.StorageError(f"key {_shorten(key)}: {rule}; choose a shorter name")
+    if len(key) > _MAX_KEY_CHARACTERS:
+        raise errors.StorageError(
+            f"key {_shorten(key)}: at most {_MAX_KEY_CHARACTERS} characters; choose a shorter name"
+        )
     return key
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from urllib.parse import unquote
 
 from cairn.storage.stores.redaction import redact
 from cairn.tasks.errors import InvalidConfiguration
@@ -34,12 +35,17 @@ def store_option(chosen: str, environment: Mapping[str, str]) -> str:
 
 def name_store(text: str, store_url: str, environment: Mapping[str, str]) -> str:
     """Return text in which each `cairn …` in backquotes works when it is typed: it names the store where it must."""
-    option = store_option(store_url.removeprefix("file://"), environment)
+    option = store_option(as_path(store_url), environment)
     return _COMMAND.sub(lambda command: command[0] + option, text)
 
 
+def as_path(store: str) -> str:
+    """Return the path that a `file://` URL means, and any other store as it is."""
+    return unquote(store.removeprefix("file://")) if store.startswith("file://") else store
+
+
 def _absolute(store: str) -> str:
-    path = store.removeprefix("file://")
+    path = as_path(store)
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
@@ -70,7 +76,7 @@ def _say_once(message: str) -> None:
 def expand_home(key: str, path: str) -> Path:
     """Return the path of a key with its home folder; raises `InvalidConfiguration` where `~` stands for none."""
     try:
-        return Path(path).expanduser()
+        return Path(path).expanduser() if path.startswith("~") else Path(path)
     except RuntimeError as unknown:
         problem = f"no home folder is known for {path.partition('/')[0]!r}"
         raise InvalidConfiguration(f"{key} = {path!r}: {problem}; write the whole path") from unknown

@@ -14,11 +14,12 @@ from difflib import get_close_matches
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from cairn.storage.stores import object_store, redaction, regular_file
+from cairn.storage.stores.open_store import path_of
 from cairn.tasks.configuration import addresses
 from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, find_file, is_name, known_names, why_unreadable
 from cairn.tasks.configuration.key_reference import BrokenRule, broken_rules, keys_by_name, section_meanings
@@ -180,7 +181,7 @@ def _with_files(evaluator: EvaluatorConfig, folder: Path) -> EvaluatorConfig:
 def _path(source: str) -> Path:
     """Return the file that a path, a `file://` URL or a bare name means; a file of exactly that name comes first."""
     if source.startswith("file://"):
-        return Path(unquote(urlsplit(source).path))
+        return path_of(source)
     path = find_file(source, CONFIGURATIONS, folder=Path())
     if is_name(source) and not path.exists():
         known = known_names(CONFIGURATIONS)

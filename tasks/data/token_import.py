@@ -82,10 +82,11 @@ def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: Tok
         rule = "token files say of no token whether the loss counts it. Give the other trainer the conversations"
         raise InvalidCorpus(f"{snapshot.snapshot_id[:12]}: holds conversations, of which answers count; rule: {rule}")
     shards = {split: [shard.tokens() for shard in snapshot.shards(split)] for split in SPLITS}
-    folder.mkdir(parents=True, exist_ok=True)
     size = snapshot.manifest.vocab_size
-    written = (token_files.write_token_files(folder, split, shards[split], form, vocab_size=size) for split in SPLITS)
-    return tuple(chain.from_iterable(written))
+    with restated(OSError, InvalidCorpus, f"{folder}: cannot be written", rule="a folder this user may write to"):
+        folder.mkdir(parents=True, exist_ok=True)
+        written = (token_files.write_token_files(folder, one, shards[one], form, vocab_size=size) for one in SPLITS)
+        return tuple(chain.from_iterable(written))
 
 
 class _Import:

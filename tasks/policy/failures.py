@@ -58,8 +58,8 @@ class Evidence:
     it; `grace_ended` means that the trainer was killed after the grace period. `silent_seconds` is the heartbeat gap at
     which the watchdog killed it, `allowed_seconds` the gap that its history allowed. `lost_machine` says which other
     machine failed, and how; `lost_host` is its name, `too_few_machines` how many came in time. `paused`
-    is why its set trains it no further now. `store_error` is an error of the parent's own. `injected` are the faults
-    that were injected into the attempt.
+    is why its set trains it no further now, `too_dear` why `cost.limit` lets it train no further. `store_error` is an
+    error of the parent's own. `injected` are the faults that were injected into the attempt.
     """
 
     exit_code: int | None = None
@@ -80,6 +80,7 @@ class Evidence:
     lost_host: str = ""
     too_few_machines: str = ""
     paused: str = ""
+    too_dear: str = ""
     oom_kills: int = 0
     rss_bytes: int | None = None
     memory_limit_bytes: int | None = None
@@ -212,8 +213,8 @@ def _classify(evidence: Evidence) -> Failure:
         return _failure(TerminationReason.PREEMPTED, notice + (lost if evidence.grace_ended else ""), "")
     if evidence.too_few_machines:
         return _failure(TerminationReason.TOO_FEW_MACHINES, evidence.too_few_machines, "")
-    if evidence.paused:
-        return _failure(TerminationReason.PAUSED, evidence.paused, "")
+    if why := evidence.too_dear or evidence.paused:
+        return _failure(TerminationReason.PAUSED, why, "")
     if evidence.silent_seconds is not None:
         silent, allowed = evidence.silent_seconds, evidence.allowed_seconds or 0.0
         detail = f"no sign of life for {silent:.0f} s; its own steps allowed {allowed:.0f} s"

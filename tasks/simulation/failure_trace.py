@@ -29,6 +29,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
 
 from cairn.storage.logs.run_state import AttemptRecord, RunState
 from cairn.tasks.errors import InvalidConfiguration
@@ -47,6 +48,18 @@ _PUBLISHED = {
 }
 _STRICT = ConfigDict(extra="forbid")
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Rate = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+_BOUNDS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
+_RULES = {
+    "missing": "missing; `cairn simulate --help` shows the keys of a trace",
+    "unexpected": "unknown key; leave it out",
+    "finite": "must be a finite number",
+    "float": "must be a number",
+    "int": "must be a whole number",
+    "string": "must be a text",
+    "enum": "must be one of " + ", ".join(reason for reason in TerminationReason if reason not in _NO_FAILURES),
+}
+"""Rules by the first word of pydantic's name of an error; a value of any other must be a table."""
 
 
 def _is_failure(reason: TerminationReason) -> TerminationReason:
@@ -91,7 +104,7 @@ class FailureTrace:
     """
 
     source: str = ""
-    per_device_day: dict[FailureReason, NotNegative]
+    per_device_day: dict[FailureReason, _Rate]
     recorded: tuple[TraceFailure, ...] = ()
     replacement_seconds: NotNegative = 0.0
     aftershocks: Aftershocks = Aftershocks()
@@ -142,15 +155,23 @@ def parse_trace(text: str, *, name: str) -> FailureTrace:
         document = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
         return TypeAdapter(FailureTrace).validate_python({"source": name} | document)
     except ValidationError as error:
-        raise InvalidConfiguration(describe_broken(error, name)) from error
+        raise InvalidConfiguration("\n".join(f"{name}: {_describe_broken(item)}" for item in error.errors())) from error
     except ValueError as error:  # both decoders' errors are ValueErrors
         raise InvalidConfiguration(f"{name}: neither TOML nor JSON: {error}") from error
 
 
-def describe_broken(error: ValidationError, name: str) -> str:
-    """Return one line for each broken rule, with the field, its value and the rule."""
-    broken = ((".".join(map(str, item["loc"])).removesuffix(".[key]"), item) for item in error.errors())
-    return "\n".join(f"{name}: {key} = {item['input']!r}: {item['msg']}" for key, item in broken)
+def _describe_broken(item: ErrorDetails) -> str:
+    key = ".".join(map(str, item["loc"])).removesuffix(".[key]")
+    value = "" if item["type"] == "missing" else f" = {item['input']!r}"
+    return f"{key}{value}: {describe_rule(item)}"
+
+
+def describe_rule(item: ErrorDetails) -> str:
+    """Return the rule that a value of a trace or plan breaks."""
+    context = item.get("ctx", {})
+    bounds = [f"{word} {context[name]:g}" for name, word in _BOUNDS.items() if name in context]
+    rule = f"must be a number {' '.join(bounds)}" if bounds else context.get("error")
+    return str(rule or _RULES.get(item["type"].partition("_")[0], "must be a table"))
 
 
 def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> FailureTrace:

@@ -42,7 +42,7 @@ def print_document(record: object) -> None:
     except OSError as error:
         discard_output(sys.stdout)
         if not isinstance(error, BrokenPipeError):
-            raise TaskError(f"the output could not be written: {error}") from error
+            raise TaskError(f"the output could not be written: {error.strerror}") from error
 
 
 def write_json(document: str) -> None:

@@ -64,4 +64,25 @@ def test_output_that_finds_no_room_is_an_error_in_one_line(
     words = ("-m", "cairn.cli.command", "status", "bard", "--json")
     ended = run(tmp_path, *words, redirection="> /dev/full", PYTHONUNBUFFERED=unbuffered)
     assert ended.returncode == 1
-    assert ended.stderr == "cairn: the output could not be written: [Errno 28] No space left on device\n"
+    assert ended.stderr == "cairn: the output could not be written: No space left on device\n"
+
+
+@pytest.mark.linux  # writes to /dev/full
+@pytest.mark.parametrize("words", ["runs", "--help"])
+def test_a_text_that_finds_no_room_is_an_error_in_one_line(bard: FabricatedRun, tmp_path: Path, words: str) -> None:
+    ended = run(tmp_path, "-m", "cairn.cli.command", words, redirection="> /dev/full")
+    assert (ended.returncode, ended.stderr.count("\n"), "No space left" in ended.stderr) == (1, 1, True)
+
+
+def test_a_help_whose_reader_has_gone_is_done(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = run(tmp_path, "-m", "cairn.cli.command", "train", "--help", stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_command_for_which_warnings_are_errors_says_nothing_of_its_own_streams(
+    bard: FabricatedRun, tmp_path: Path
+) -> None:
+    assert run(tmp_path, "-W", "error", "-m", "cairn.cli.command", "runs").stderr == ""

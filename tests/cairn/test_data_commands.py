@@ -257,6 +257,13 @@ def test_exported_token_files_are_listed_with_their_tokens(cairn: Cairn, tmp_pat
     assert written == [{"path": f"out/{n}.bin", "tokens": 1000, "dtype": "uint16"} for n in ("train", "val")]
 
 
+def test_token_files_where_no_folder_can_be_are_refused_in_one_line(cairn: Cairn, tmp_path: Path) -> None:
+    made = import_ids(cairn, tmp_path, "--vocab-size", "50257", "--json")
+    ended = cairn("export-tokens", json.loads(made.out)["snapshot_id"], "train.bin/out")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "train.bin/out: cannot be written: Not a directory" in ended.err
+
+
 def test_the_type_of_wide_tokens_without_a_header_is_an_option(cairn: Cairn, tmp_path: Path) -> None:
     wide = {"train": 100_000, "val": 500, "width": 4}
     refused = import_ids(cairn, tmp_path, "--vocab-size", "128256", **wide)

@@ -154,12 +154,36 @@ def test_a_run_that_never_failed_finishes_under_every_policy(fresh: FabricatedRu
 @pytest.mark.parametrize(
     "arguments, told",
     [
-        (("--devices", "0"), "devices = 0"),
-        (("--replacement-seconds", "-1"), "replacement_seconds = -1"),
-        (("--restart-seconds", "nan"), "restart_seconds = nan"),
-        (("--trace", "nowhere.toml"), "nowhere.toml"),
+        (("--devices", "0"), "--devices 0: must be a number of at least 1"),
+        (("--replacement-seconds", "-1"), "--replacement-seconds -1.0: must be a number of at least 0"),
+        (("--restart-seconds", "nan"), "--restart-seconds nan: must be a finite number"),
+        (("--days", "1e300"), "--days 1e+300, --step-seconds 6.0: must be above 0, < 1e12 steps"),
+        (("--trace", "nowhere.toml"), "nowhere.toml: cannot be read: No such file or directory"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_as_usage(cairn: Cairn, arguments: tuple[str, ...], told: str) -> None:
     ended = cairn("simulate", *arguments)
     assert ended.code == 2 and told in ended.err and "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "rates.toml: per_device_day: missing; `cairn simulate --help` shows the keys of a trace"),
+        ("per_device_day = 3", "per_device_day = 3: must be a table"),
+        ("per_device_day = { lost = 'x' }", "per_device_day.lost = 'x': must be a number"),
+        ("per_device_day = { lost = -1 }", "per_device_day.lost = -1: must be a number of at least 0"),
+        ("per_device_day = { lost = 1e308 }", "per_device_day.lost = 1e+308: must be a number of at most 1e+09"),
+        ("per_device_day = { lots = 1 }", "per_device_day.lots = 'lots': must be one of preempted, lost, oom, "),
+        ("per_device_day = { completed = 1 }", "completed is no failure, but another way to end"),
+        ("per_device_day = {}\nrate = 1", "rate = 1: unknown key; leave it out"),
+        ("per_device_day = {}\naftershocks = { share = 1 }", "aftershocks.share = 1: must be a number below 1"),
+        ("per_device_day = {}\nsource = 3", "source = 3: must be a text"),
+    ],
+)
+def test_a_trace_that_breaks_a_rule_is_refused_in_our_own_words(
+    cairn: Cairn, tmp_path: Path, text: str, told: str
+) -> None:
+    (tmp_path / "rates.toml").write_text(text)
+    ended = cairn("simulate", "--trace", "rates.toml")
+    assert ended.code == 2 and told in ended.err and "Input should" not in ended.err

@@ -1,5 +1,6 @@
 """From a URL to a store."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,46 @@ def test_a_remote_store_is_patient_and_says_where_it_is(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "meant"), [("s3:/bucket/x", "s3://bucket/x"), ("gs:/bucket/of:/x", "gs://bucket/of:/x")]
+    ("url", "meant"),
+    [
+        ("s3:/bucket/x", "s3://bucket/x"),
+        ("gs:/bucket/of:/x", "gs://bucket/of:/x"),
+        ("file:/data/x", "file:///data/x"),
+    ],
 )
 def test_an_address_with_one_slash_is_refused_with_the_one_that_is_meant(url: str, meant: str) -> None:
     with pytest.raises(StorageError, match=rf"did you mean {meant}\? For a folder of that name: \./{url}$"):
         open_store(url)
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b", "a?b", "a%20b", "a::b", "ä", "[a]*", "a@b:c", "~nobody"])
+def test_a_folder_of_any_name_is_found_again_by_its_path_and_by_its_url(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store(f"./{name}")
+    store.write("x", b"1")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert open_store(store.url).read("x") == open_store(f"{tmp_path}/{name}").read("x") == b"1"
+
+
+@pytest.mark.parametrize("url", ["file://store", "file://~/store", "file:///a?b", "file:///a#b"])
+def test_a_file_url_that_means_no_whole_path_is_refused(url: str) -> None:
+    with pytest.raises(
+        StorageError, match=r"must be file:///PATH, a whole path with %23 for # and %3F for \?; or write"
+    ):
+        open_store(url)
+
+
+@pytest.mark.parametrize("name", [b"a\xff", b"a\nb"])
+def test_a_folder_whose_name_no_log_could_hold_is_refused(tmp_path: Path, name: bytes) -> None:
+    with pytest.raises(StorageError, match="must be UTF-8 without control characters; rename the folder"):
+        open_store(str(tmp_path / os.fsdecode(name)))
+
+
+def test_an_address_that_cannot_be_parsed_is_refused() -> None:
+    with pytest.raises(StorageError, match="store URL is no address"):
+        open_store("s3://[bucket")
 
 
 def test_an_empty_url_is_refused() -> None:

@@ -226,6 +226,7 @@ STRONGEST_FIRST = [
     ("cancelled", {"cancelling": True}),
     ("preempted", {"stop_signal": "aws", "notice": "AWS announced: terminate at noon"}),
     ("too-few-machines", {"too_few_machines": "1 of 2 machines were here after 30 s"}),
+    ("paused", {"too_dear": "cost.limit = 2 device hours: 1.9 device hours spent"}),
     ("paused", {"paused": "waits for rung 1 of 2: the best 2 of 4 runs of its set go on"}),
     ("hung", {"silent_seconds": 700.0, "allowed_seconds": 600.0}),
     ("storage", {"store_error": "AccessDenied", "store_error_kind": ErrorKind.REFUSED}),
