@@ -162,7 +162,8 @@ class AttemptTrainer:
         return attempt_entries.writing_heartbeats(log.store, log.prefix, self.heartbeat, every_seconds=every_seconds)
 
     def heartbeat(self, beat: int) -> step_log.Heartbeat:
-        """Return how far the attempt is and what it has used."""
+        """Return how far the attempt is and what it has used, a hanging trainer's silence as well."""
+        silent_seconds = self._gap.seconds if self._gap else 0.0
         received = self._process.received if self._process else trainer_process.ReceivedEvents()
         last, ready = received.newest(trainer_protocol.StepDone), received.newest(trainer_protocol.Ready)
         return step_log.Heartbeat(
@@ -172,7 +173,7 @@ class AttemptTrainer:
             train_loss=last.record.train_loss if last else None,
             tokens_per_second=last.record.tokens_per_second if last else None,
             tokens=last.tokens if last else 0,
-            gpu_seconds=last.gpu_seconds if last else 0.0,
+            gpu_seconds=self._gpu_seconds() + silent_seconds * self._started.placement.devices,
             at=log_entry.utc_now(),
             peak=ready.peak if ready else None,
             arithmetic=ready.arithmetic if ready else None,

@@ -204,9 +204,16 @@ FLOW_MUTANTS = (
     mutant(
         "heartbeat-without-device-time",
         TRAINER,
-        "gpu_seconds=last.gpu_seconds if last else 0.0,\n            at=log_entry.utc_now()",
-        "gpu_seconds=0.0,\n            at=log_entry.utc_now()",
+        "gpu_seconds=self._gpu_seconds() + silent_seconds * self._started.placement.devices",
+        "gpu_seconds=silent_seconds * self._started.placement.devices",
         HEARTBEAT,
+    ),
+    mutant(
+        "silence-of-a-hanging-trainer-costs-nothing",
+        "flows/run/attempt_trainer.py",
+        "gpu_seconds=self._gpu_seconds() + silent_seconds * self._started.placement.devices",
+        "gpu_seconds=self._gpu_seconds()",
+        f"{TESTS}::test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung_and_its_silence_is_wasted",
     ),
     mutant(
         "finished-with-the-digest-of-the-manifest",
@@ -227,7 +234,7 @@ FLOW_MUTANTS = (
         TRAINER,
         "HangDetector(run.config.watchdog)",
         "HangDetector(type(run.config.watchdog)(startup_seconds=5.0))",
-        f"{TESTS}::test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung",
+        f"{TESTS}::test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung_and_its_silence_is_wasted",
     ),
     mutant(
         "opened-with-another-length",

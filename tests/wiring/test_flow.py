@@ -380,11 +380,12 @@ def test_a_run_is_finished_after_its_trainer_has_ended_which_has_a_limit(flow: F
     assert not list(flow.folder.rglob("finished-before-its-trainer"))
 
 
-def test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung(flow: FlowWorld) -> None:
+def test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung_and_its_silence_is_wasted(flow: FlowWorld) -> None:
     state = flow.train("watchdog.startup_seconds=1.0", "budgets.hung.retries=0", warm=NotedWarmTrainer("--deaf"))
     (record,) = flow.log.state.attempts
     assert record.ended is not None and (state.name, record.ended.reason) == ("Failed", "hung")
-    assert record.ended.evidence["allowed_seconds"] == 1.0 < record.ended.evidence["silent_seconds"]
+    silent = record.ended.evidence["silent_seconds"]
+    assert record.ended.evidence["allowed_seconds"] == 1.0 < silent <= record.ended.wasted_gpu_seconds
 
 
 def test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration(flow: FlowWorld) -> None:
