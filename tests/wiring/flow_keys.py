@@ -38,7 +38,10 @@ seen_by(
 )
 seen_by(f"{FLOW}::test_a_run_that_stops_early_stops_where_its_policy_says", "early_stop.patience")
 seen_by(SPIKE, "divergence.patience_steps", "divergence.rise_nats")
-seen_by(f"{FLOW}::test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung_and_its_silence_is_wasted", "watchdog.startup_seconds")
+seen_by(
+    f"{FLOW}::test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung_and_its_silence_is_wasted",
+    "watchdog.startup_seconds",
+)
 
 
 @acts("checkpoint.keep_last", "checkpoint.keep_best", "checkpoint.keep_every")
