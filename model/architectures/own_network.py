@@ -43,7 +43,8 @@ class OwnFiles:
             source = self._files[f"{stem}.py"]
             module = self._modules[stem] = sys.modules[f"{self._prefix}.{stem}"] = ModuleType(f"{self._prefix}.{stem}")
             read: Any = SimpleNamespace(get_source=lambda name: source.decode(errors="replace"))  # for tracebacks
-            module.__dict__.update(__loader__=read, __builtins__={**vars(builtins), "__import__": self._import})
+            own = {"__import__": self._import, "print": partial(print, file=sys.stderr)}  # no output of the command
+            module.__dict__.update(__loader__=read, __builtins__={**vars(builtins), **own})
             exec(compile(source, f"{self._prefix}/{stem}.py", "exec"), module.__dict__)
         return self._modules[stem]
 

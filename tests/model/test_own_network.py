@@ -236,5 +236,9 @@ def test_a_traceback_shows_the_lines_of_the_file() -> None:
 
 
 def test_what_the_files_print_is_no_output_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    make_network(nanogpt(), ModelConfig.model_validate({**NANO_MODEL, "block_size": 8}), VOCAB)
-    assert capsys.readouterr().out == ""
+    model = ModelConfig.model_validate({**NANO_MODEL, "block_size": 8})
+    make_network(nanogpt(), model, VOCAB)
+    talkative = make_network(layers("print('made')", "print('passed')"), model.model_copy(update=OWN), VOCAB)
+    talkative(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64))
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.endswith("made\npassed\n")
