@@ -242,9 +242,8 @@ def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memo
     """Raise `InvalidConfiguration` if a trainer of these sizes fits under none of the numerics still open."""
     if memory.bytes is None or not config.training.memory_check:
         return
-    is_own_here = config.model.module and not memory.place.on_cuda  # for which fp32 is chosen
-    either = ["fp32"] if is_own_here else ["fp32", "bf16"]
-    precisions = either if config.training.precision == "auto" else [config.training.precision]
+    auto = ["fp32"] if config.model.module and not memory.place.on_cuda else ["fp32", "bf16"]  # as it is chosen
+    precisions = auto if config.training.precision == "auto" else [config.training.precision]
     kernels = ["stock", "fused"] if config.training.kernels == "auto" else [config.training.kernels]
     possible = [config.with_mode(precision=one, kernels=other) for one in precisions for other in kernels]
     estimates = [estimate_trainer(one, vocab_size, sizes, memory).total_bytes for one in possible]

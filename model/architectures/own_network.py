@@ -79,8 +79,6 @@ class OwnNetwork(nn.Module):
         super().__init__()
         self.module, self.config, self.vocab_size = module, config, vocab_size
         for name, parameter in module.named_parameters():
-            if nn.parameter.is_lazy(parameter):
-                raise self.refusal(f"{name} has no shape yet; rule: parameters are made with the module, not lazily")
             if parameter.dtype != torch.float32 or not parameter.is_contiguous():
                 kind = f"{parameter.dtype}{'' if parameter.is_contiguous() else ' and not contiguous'}"
                 raise self.refusal(f"{name} is {kind}; rule: parameters are float32 and contiguous, as they are made")
@@ -132,10 +130,10 @@ class OwnNetwork(nn.Module):
         if hook is None:
             flat, deep = [one for one in every if one.dim() < 2], [one for one in every if one.dim() > 1]
             return [{"params": deep, "weight_decay": weight_decay}, {"params": flat, "weight_decay": 0.0}]
-        groups = [{"weight_decay": weight_decay, **group} for group in hook() or ()]
+        kept = ({"weight_decay": weight_decay, "params": (), **group} for group in hook() or ())
+        groups = [{**group, "params": list(group["params"])} for group in kept]
         if any(group.keys() != {"params", "weight_decay"} or group["weight_decay"] < 0 for group in groups):
             raise self.refusal("optimizer_groups() has other keys; rule: params and weight_decay, not negative")
-        groups = [{**group, "params": list(group["params"])} for group in groups]
         if sorted(id(one) for group in groups for one in group["params"]) != sorted(map(id, every)):
             raise self.refusal("optimizer_groups(); rule: each parameter is in exactly one of them")
         return groups
@@ -191,10 +189,9 @@ def make_network(files: Mapping[str, bytes], config: ModelConfig, vocab_size: in
         filled = {"vocab_size": vocab_size, "block_size": config.block_size} | (config.arguments or {})
         taken = inspect.signature(make).parameters
         given = {name: value for name, value in filled.items() if name in taken or name not in FILLED_IN}
-        declared = {name: str(parameter.annotation) for name, parameter in taken.items()}
-        lists = {name: value for name, value in given.items() if isinstance(value, list)}  # as JSON has tuples too
-        tuples = {name: tuple(value) for name, value in lists.items() if "tuple[" in declared.get(name, "")}
-        module = make(**given | tuples)
+        tuples = {name for name in given.keys() & taken.keys() if "tuple[" in str(taken[name].annotation)}
+        lists = {name: given[name] for name in tuples if given[name] is not None}  # as JSON has them
+        module = make(**given | {name: tuple(value) for name, value in lists.items()})
     if not isinstance(module, nn.Module):
         raise InvalidInput(f"model.module = {config.module!r}: made a {type(module).__name__}; rule: an nn.Module")
     network = OwnNetwork(module, config, vocab_size)
@@ -246,9 +243,8 @@ def check_network(network: OwnNetwork, make: Callable[[], OwnNetwork]) -> None:
 
 
 def _tensors(network: OwnNetwork) -> dict[str, Tensor]:
-    parameters, buffers = network.module.named_parameters(), network.module.named_buffers()
-    named: dict[str, Tensor] = {f"parameter {name}": one for name, one in parameters}
-    return named | {f"buffer {name}": one for name, one in buffers}
+    every = {"parameter": network.module.named_parameters(), "buffer": network.module.named_buffers()}
+    return {f"{kind} {name}": tensor for kind, named in every.items() for name, tensor in named}
 
 
 def _draws_or_differs(network: OwnNetwork, ids: Tensor, expected: Tensor) -> bool:

@@ -207,10 +207,8 @@ def _kind_of(annotation: ast.expr | None) -> Any:
         match annotation:
             case ast.Name(id=name):
                 return _PLAIN[name]
-            case ast.BinOp(left=inner, op=ast.BitOr(), right=ast.Constant(value=None)):
-                return _kind_of(inner) | None
-            case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
-                return _kind_of(inner) | None
+            case ast.BinOp(one, ast.BitOr(), ast.Constant(None)) | ast.Subscript(ast.Name("Optional"), one):
+                return _kind_of(one) | None
             case ast.Subscript(value=ast.Name(id="list"), slice=ast.Name(id=name)):
                 return GenericAlias(list, (_PLAIN[name],))
             case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):

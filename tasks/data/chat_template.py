@@ -100,8 +100,7 @@ def _text_of(renderer: "Renderer | None", content: bytes) -> tuple[str, list[Spa
         roles = ", ".join(sorted({message["role"] for message in after})) or "none"
         raise _Fault(RejectionKind.NO_ANSWER, f"no message of the assistant; roles: {roles[:100]}")
     if not isinstance(tools := row.get("tools"), list | None):
-        problem = f"tools are of type {type(tools).__name__}; rule: a list, as templates read it"
-        raise _Fault(RejectionKind.NOT_A_CONVERSATION, problem)
+        raise _Fault(RejectionKind.NOT_A_CONVERSATION, f"tools are of type {type(tools).__name__}; rule: a list")
     most = _LEAST_CHARACTERS + _MOST_GROWTH * len(content)
     try:
         return renderer.render([*before, *after], tools, len(before), most)
@@ -117,17 +116,15 @@ def _messages(found: Any, role: str = "") -> list[dict[str, Any]]:
         return [{"role": role, "content": found}]
     problem = "" if isinstance(found, list) else f"messages are of type {type(found).__name__}"
     if problem or (problem := next(filter(None, map(_problem_of, found)), "")):
-        rule = "a list of objects with role and content"
-        raise _Fault(RejectionKind.NOT_A_CONVERSATION, f"{problem}; rule: {rule}")
+        raise _Fault(RejectionKind.NOT_A_CONVERSATION, f"{problem}; rule: a list of objects with role and content")
     return [{name: value for name, value in message.items() if value is not None} for message in found]
 
 
 def _problem_of(message: Any) -> str:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return f"a message is of type {type(message).__name__} and has no role"
-    if "content" not in message and not message.get("tool_calls"):
-        return f"a message with the role {message['role']} has no content"
-    return ""
+    is_there = "content" in message or message.get("tool_calls")
+    return "" if is_there else f"a message with the role {message['role']} has no content"
 
 
 def _is_printed(found: Any, text: str) -> bool:
@@ -161,8 +158,7 @@ class Renderer:
         self._most = most
         text, answers = self._render(messages, tools)
         if _is_printed(messages, text):
-            rule = "texts, or a template that reads parts and arguments"
-            raise _Fault(RejectionKind.TEMPLATE, f"the template prints an object as Python does; rule: {rule}")
+            raise _Fault(RejectionKind.TEMPLATE, "it prints an object as Python does; rule: texts, or what it reads")
         numbers = [number for number in range(first, len(messages)) if messages[number]["role"] == "assistant"]
 
         def stop_of(count: int, place: str, is_begun: bool = False) -> int:

@@ -14,6 +14,7 @@ from tests.networks.own_files import layers
     ("files", "said"),
     [
         (layers("", "raise ValueError('not so')"), "net.py, line 22, in forward: ValueError: not so"),
+        (layers("self.lazy = nn.LazyLinear(3)"), "Attempted to use an uninitialized parameter"),
         (layers(made="raise SystemExit"), "net.py, line 28, in build: SystemExit"),
         (layers(made="import os; os._exit(0)"), "it ended without a result"),
         (layers(made="import os; os.kill(os.getpid(), 9)"), "it ended with code -9; the system"),
