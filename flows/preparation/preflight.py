@@ -242,7 +242,8 @@ def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memo
     """Raise `InvalidConfiguration` if a trainer of these sizes fits under none of the numerics still open."""
     if memory.bytes is None or not config.training.memory_check:
         return
-    precisions = ["fp32", "bf16"] if config.training.precision == "auto" else [config.training.precision]
+    auto = ["fp32"] if config.model.module and not memory.place.on_cuda else ["fp32", "bf16"]  # as it is chosen
+    precisions = auto if config.training.precision == "auto" else [config.training.precision]
     kernels = ["stock", "fused"] if config.training.kernels == "auto" else [config.training.kernels]
     possible = [config.with_mode(precision=one, kernels=other) for one in precisions for other in kernels]
     estimates = [estimate_trainer(one, vocab_size, sizes, memory).total_bytes for one in possible]
@@ -253,12 +254,12 @@ def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memo
     largest = partial(
         size_estimate.largest_micro_batch, leanest.model, leanest.training, vocab_size, memory_bytes=memory.bytes
     )
-    most = largest(recompute=sizes.activation_checkpointing, place=memory.place)
-    recomputed = None if most else largest(recompute=True, place=memory.place)
     cure = "not even 1 fits, with training.activation_checkpointing = true neither: train a smaller model"
-    if most:
+    if config.model.module:
+        cure = "rule: what fits. A module's memory is tried, not computed: choose a smaller one, or a smaller network"
+    elif most := largest(recompute=sizes.activation_checkpointing, place=memory.place):
         cure = f"rule: at most {most} fits"
-    elif recomputed:
+    elif recomputed := largest(recompute=True, place=memory.place):
         cure = f"not even 1 fits, but {recomputed} with training.activation_checkpointing = true"
     raise InvalidConfiguration(
         f"training.micro_batch = {sizes.micro_batch}: an estimated {format_quantity(needed)} a process, "

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from cairn.model.configuration import network
-from cairn.model.configuration.network import Family, ModelConfig, Positive, family_of
+from cairn.model.configuration.network import Family, ModelConfig, Positive, PositiveNumber, family_of
 from cairn.model.errors import InvalidInput
 
 _SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -73,7 +73,7 @@ class RopeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     rope_type: Literal["default", "linear", "llama3"] = "default"
-    rope_theta: float | None = None
+    rope_theta: PositiveNumber | None = None
     factor: float | None = None
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
@@ -83,6 +83,8 @@ class RopeConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _name_of_older_files(cls, document: Any) -> Any:
+        if isinstance(document, dict) and any(isinstance(value, dict) for value in document.values()):
+            raise ValueError("rotations of their own for kinds of layers are not computed here")
         older = isinstance(document, dict) and "type" in document
         return {"rope_type": document["type"], **document} if older else document
 
@@ -101,7 +103,7 @@ class LlamaConfig(_Config):
     hidden_act: Literal["silu"] = "silu"
     max_position_embeddings: Positive = 2048
     rms_norm_eps: float = 1e-6
-    rope_theta: float | None = None
+    rope_theta: PositiveNumber | None = None
     rope_scaling: RopeConfig | None = None
     rope_parameters: RopeConfig | None = None
     partial_rotary_factor: _One = 1.0
@@ -114,8 +116,9 @@ class LlamaConfig(_Config):
 
     @property
     def rope(self) -> RopeConfig:
-        """The rotations, wherever they are described."""
-        return self.rope_scaling or self.rope_parameters or RopeConfig()
+        """The rotations, wherever they are described; an empty description is none."""
+        found = (one for one in (self.rope_scaling, self.rope_parameters) if one and one.model_fields_set)
+        return next(found, RopeConfig())
 
     def settings(self) -> Mapping[str, Any]:
         """Return the keys of [model] that these weights need, with their values."""
@@ -125,7 +128,7 @@ class LlamaConfig(_Config):
         return named | {
             "n_kv_head": self.num_key_value_heads or self.num_attention_heads,
             "head_size": self.head_dim or default_head,
-            "rotary_base": self.rope_theta or self.rope.rope_theta or 10_000.0,
+            "rotary_base": self.rope.rope_theta or self.rope_theta or 10_000.0,
             "rotary_scaling": tuple(getattr(self.rope, name) for name in _SCALING_KEYS[:scaled]) or None,
         }
 
@@ -160,7 +163,7 @@ def adopt_network(found: HuggingFaceConfig, model: ModelConfig) -> ModelConfig:
         adopted = ModelConfig(**{**preset, **own, **found.settings(), **given})
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidInput(f"config.json: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise InvalidInput(f"config.json: {'.'.join(map(str, first['loc'])) or '[model]'}: {first['msg']}") from error
     check_settings(found, adopted)
     return adopted
 

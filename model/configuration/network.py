@@ -84,6 +84,8 @@ FILLED_IN = ("vocab_size", "block_size")
 """Arguments of a module that the run knows itself."""
 KNOWN_PACKAGES = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 """Packages that a module's files may import without being asked."""
+RUN_AS = "_cairn_own_"
+"""Begins the names of a module's files in tracebacks."""
 _ONLY_OF_MODULE = ("module", "imports", "files", "arguments")
 
 

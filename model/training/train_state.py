@@ -262,7 +262,7 @@ def _make_own(make: Callable[[], OwnNetwork], training: TrainingConfig, device: 
         model = make().to(device)
         if new:
             determinism.seed_generators(training.seed, device)
-            check_network(model, make(), make())
+            check_network(model, make)
     if training.activation_checkpointing:
         model.recompute_blocks()
     return model

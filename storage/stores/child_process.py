@@ -77,7 +77,7 @@ def bounded_command(memory_bytes: int, core_seconds: int, module: str, *argument
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a child, in which it finds its parent and gets the threads it asks for."""
     kept = {name: value for name, value in environment.items() if name not in THREAD_LIMITS}
-    return {**kept, _PARENT: str(os.getpid())}
+    return {**kept, _PARENT: str(os.getpid()), "PYTHONHASHSEED": "0"}  # sets have one order in all of them
 
 
 def start_child(

@@ -6,11 +6,12 @@ packages of `model.imports` as well. Only a machine itself says which of them it
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import GenericAlias
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -22,12 +23,8 @@ from cairn.tasks.errors import InvalidConfiguration
 
 _MOST_BYTES, _MOST_FILES = 1 << 20, 50
 _PLAIN: dict[str, Any] = {"int": Annotated[int, Field(ge=-(2**63), lt=2**63)], "float": float, "bool": bool, "str": str}
-_TYPES = dict(_PLAIN)
-_TYPES |= {f"list[{name}]": GenericAlias(list, (kind,)) for name, kind in _PLAIN.items()}
-_TYPES |= {f"tuple[{name}, ...]": GenericAlias(tuple, (kind, ...)) for name, kind in _PLAIN.items()}
-_TYPES |= {f"{name} | None": kind | None for name, kind in _TYPES.items()}
-"""Types of arguments, as an annotation names them."""
-_RULE = "int, float, bool, str, list[…] or tuple[…, ...] of one of these, or one of all that | None"
+"""Types of arguments that are no lists, as an annotation names them."""
+_RULE = "int, float, bool, str, Literal[…], list[…] or tuple[…] of the first four, or one of all that | None"
 
 
 def read_module(model: ModelConfig, folder: Path) -> tuple[ModelConfig, dict[str, bytes]]:
@@ -102,11 +99,11 @@ def module_versions(model: ModelConfig) -> dict[str, str]:
     Raises InvalidConfiguration for a package that is not installed; of another network there are none.
     """
     versions = dict(model.files or {})
-    if model.imports:
+    if foreign := [name for name in model.imports if name not in sys.stdlib_module_names]:
         from importlib.metadata import packages_distributions, version
 
         known = packages_distributions()
-        for name in model.imports:
+        for name in foreign:
             if name not in known:
                 raise InvalidConfiguration(f"model.imports = {name!r}: it is not installed on this machine")
             versions[name] = version(known[name][0])
@@ -135,13 +132,15 @@ def _files_beside(model: ModelConfig, file: Path, tree: ast.Module) -> Iterator[
             names, level = [node.module] if node.module else names, node.level
         if level > 1:
             raise _refusal(model, f"{where}: imports from a folder above; rule: plain files in one folder")
-        for root in (name.partition(".")[0] for name in names):
+        for root, _, within in (name.partition(".") for name in names):
             beside = file.parent / f"{root}.py"
             known = root in KNOWN_PACKAGES or root in model.imports
             if beside.exists() and known:
                 raise _refusal(model, f"{where}: {beside.name} lies beside it and has a package's name; rename it")
             if beside.is_symlink():
                 raise _refusal(model, f"{where}: {beside.name} is a link; rule: an ordinary file beside it")
+            if beside.exists() and within:
+                raise _refusal(model, f"{where}: nothing named {within} is within {beside.name}; rule: plain files")
             if beside.exists():
                 yield beside
             elif level:
@@ -182,7 +181,7 @@ def _check_arguments(model: ModelConfig, declared: ast.arguments) -> dict[str, A
     arguments = dict[str, Any]()
     for parameter, default in zip(every, defaults, strict=True):
         name, text = parameter.arg, ast.unparse(parameter)
-        kind = _TYPES.get(ast.unparse(parameter.annotation)) if parameter.annotation else None
+        kind = _kind_of(parameter.annotation)
         if name in OF_MODULE and name != "block_size":
             wrong.append(f"{model.module}: its argument {name} has the name of a key of [model]; rename it")
         elif kind is None:
@@ -200,6 +199,25 @@ def _check_arguments(model: ModelConfig, declared: ast.arguments) -> dict[str, A
     if wrong:
         raise InvalidConfiguration("\n".join(wrong))
     return arguments
+
+
+def _kind_of(annotation: ast.expr | None) -> Any:
+    """Return the type that an annotation means, None for one that no configuration has; nothing of it runs."""
+    with suppress(KeyError, TypeError, ValueError):
+        match annotation:
+            case ast.Name(id=name):
+                return _PLAIN[name]
+            case ast.BinOp(one, ast.BitOr(), ast.Constant(None)) | ast.Subscript(ast.Name("Optional"), one):
+                return _kind_of(one) | None
+            case ast.Subscript(value=ast.Name(id="list"), slice=ast.Name(id=name)):
+                return GenericAlias(list, (_PLAIN[name],))
+            case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
+                values = ast.literal_eval(inner)
+                return Literal[values]
+            case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=parts)):
+                named = [ast.unparse(one) for one in parts]
+                return GenericAlias(tuple, tuple(... if one == "..." else _PLAIN[one] for one in named))
+    return None
 
 
 def _typed(kind: Any, value: object) -> Any:

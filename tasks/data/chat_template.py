@@ -97,10 +97,13 @@ def _text_of(renderer: "Renderer | None", content: bytes) -> tuple[str, list[Spa
     before = [] if messages is not None else _messages(prompt, "user")
     after = _messages(completion, "assistant") if messages is None else _messages(messages)
     if not any(message["role"] == "assistant" for message in after):
-        raise _Fault(RejectionKind.NO_ANSWER, "no message of the assistant")
+        roles = ", ".join(sorted({message["role"] for message in after})) or "none"
+        raise _Fault(RejectionKind.NO_ANSWER, f"no message of the assistant; roles: {roles[:100]}")
+    if not isinstance(tools := row.get("tools"), list | None):
+        raise _Fault(RejectionKind.NOT_A_CONVERSATION, f"tools are of type {type(tools).__name__}; rule: a list")
     most = _LEAST_CHARACTERS + _MOST_GROWTH * len(content)
     try:
-        return renderer.render([*before, *after], row.get("tools"), len(before), most)
+        return renderer.render([*before, *after], tools, len(before), most)
     except (_Fault, MemoryError):
         raise
     except Exception as error:  # a template may raise anything
@@ -111,11 +114,24 @@ def _messages(found: Any, role: str = "") -> list[dict[str, Any]]:
     """Return messages without null in them, as `transformers` takes them; a text is one of `role`, if there is one."""
     if role and isinstance(found, str):
         return [{"role": role, "content": found}]
-    is_list = isinstance(found, list) and all(isinstance(item, dict) for item in found)
-    if not is_list or not all(isinstance(item.get("role"), str) for item in found):
-        problem = f"{type(found).__name__}; rule: a list of objects with role and content"
-        raise _Fault(RejectionKind.NOT_A_CONVERSATION, f"messages are of type {problem}")
+    problem = "" if isinstance(found, list) else f"messages are of type {type(found).__name__}"
+    if problem or (problem := next(filter(None, map(_problem_of, found)), "")):
+        raise _Fault(RejectionKind.NOT_A_CONVERSATION, f"{problem}; rule: a list of objects with role and content")
     return [{name: value for name, value in message.items() if value is not None} for message in found]
+
+
+def _problem_of(message: Any) -> str:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return f"a message is of type {type(message).__name__} and has no role"
+    is_there = "content" in message or message.get("tool_calls")
+    return "" if is_there else f"a message with the role {message['role']} has no content"
+
+
+def _is_printed(found: Any, text: str) -> bool:
+    """Whether an object within messages stands in the text as Python's `str` writes it and JSON does not."""
+    inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    is_printed = inner and str(found) in text and str(found) != json.dumps(found, ensure_ascii=False)
+    return is_printed or any(_is_printed(one, text) for one in inner)
 
 
 class Renderer:
@@ -141,6 +157,8 @@ class Renderer:
         """
         self._most = most
         text, answers = self._render(messages, tools)
+        if _is_printed(messages, text):
+            raise _Fault(RejectionKind.TEMPLATE, "it prints an object as Python does; rule: texts, or what it reads")
         numbers = [number for number in range(first, len(messages)) if messages[number]["role"] == "assistant"]
 
         def stop_of(count: int, place: str, is_begun: bool = False) -> int:

@@ -9,17 +9,18 @@ import platform
 import resource
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.network import RUN_AS, ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.errors import InvalidInput, ModelError
 from cairn.model.estimates.numerics import MachineSpeed, NumericsChoice, benefits_from_cpu_bf16, choose_numerics
@@ -184,11 +185,12 @@ def try_module(config: RunConfig, vocab_size: int, sizes: Mapping[str, Any]) -> 
 def _try(trial: bytes) -> MemoryEstimate:
     try:
         printed = child_process.call_child(f"{__name__}:take_step_in_child", given=trial, limit_seconds=_TRIAL_SECONDS)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error).encode()
+        return codec.decode(printed, MemoryEstimate, where="it ended without a result")
+    except (OSError, subprocess.SubprocessError, IntegrityError) as error:
+        ended = f"it ended with code {getattr(error, 'returncode', 0)}; the system ends one without memory with -9"
+        said = getattr(error, "stderr", None) or (ended if hasattr(error, "returncode") else str(error)).encode()
         last = "\n".join(said.decode(errors="replace").strip().splitlines()[-_TAIL_LINES:])
         raise InvalidConfiguration(f"model.module: one step of it was tried, and failed:\n{last}") from error
-    return codec.decode(printed, MemoryEstimate, where="the trial of a module")
 
 
 def _take_step(trial: _Trial) -> MemoryEstimate:
@@ -228,3 +230,7 @@ def take_step_in_child() -> MemoryEstimate:
         return _take_step(_Trial.model_validate_json(sys.stdin.buffer.read()))
     except InvalidInput as error:  # explains itself
         sys.exit(str(error))
+    except (Exception, SystemExit) as error:
+        own = [one for one in traceback.extract_tb(error.__traceback__) if one.filename.startswith(RUN_AS)]
+        where = "".join(f"{PurePath(one.filename).name}, line {one.lineno}, in {one.name}: " for one in own[-1:])
+        sys.exit(f"{where}{type(error).__name__}: {error}")

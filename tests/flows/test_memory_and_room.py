@@ -14,12 +14,14 @@ from cairn.flows.preparation.preflight import (
     memory_room,
     require_memory,
 )
-from cairn.model.estimates.size_estimate import TrainingPlace, estimate_memory
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.estimates.size_estimate import MemoryEstimate, TrainingPlace, estimate_memory
 from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.run_log import end_attempt
 from cairn.storage.logs.run_state import AttemptRecord, RunState
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine import machine_speed
 from cairn.tasks.policy.attempt_sizes import AttemptSizes, next_sizes
 from cairn.tasks.trainer.trainer_group import TrainerGroup
 from tests.entries import ended, started
@@ -85,6 +87,21 @@ def test_auto_is_refused_where_it_does_not_fit_with_the_value_to_set() -> None:
 def test_nothing_is_refused_where_nobody_knows_or_nobody_wants_to(size: int | None) -> None:
     config = configured(micro_batch=16, memory_check=size is None)
     require_memory(config, VOCABULARY, AttemptSizes(micro_batch=16, activation_checkpointing=False), there(size))
+
+
+def test_a_module_is_tried_in_the_arithmetic_that_a_cpu_gets_and_refused_with_its_micro_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, tried = configured(micro_batch=16, precision="auto", kernels="auto"), list[str]()
+    estimate = estimate_memory(config.model, configured().training, VOCABULARY, micro_batch=16, recompute=False)
+
+    def try_module(config: RunConfig, *_: object) -> MemoryEstimate:
+        tried.append(config.training.precision)
+        return estimate
+
+    monkeypatch.setattr(machine_speed, "try_module", try_module)
+    own = config.model_copy(update={"model": ModelConfig.model_validate({"module": "net.py:build"})})
+    assert "training.micro_batch = 16" in refusal(own, 10**6) and set(tried) == {"fp32"}
 
 
 def test_a_mode_still_open_is_refused_only_where_its_leanest_cannot_fit() -> None:

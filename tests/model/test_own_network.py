@@ -118,7 +118,19 @@ def test_a_parameter_without_part_in_the_loss_has_a_gradient_of_zeros_and_the_ot
             "table.weight is made by random numbers",
         ),
         (layers("", "x = x * random.random()"), "draws random numbers elsewhere"),
+        (layers("", "x = x * (random.random() > 1e-9)"), "draws random numbers elsewhere"),
+        (layers("", "x = x * (np.random.rand() > 1e-9)"), "draws random numbers elsewhere"),
+        (layers("self.scale = random.random()", "x = x * self.scale"), "draws random numbers elsewhere"),
+        (layers("self.passes = 0", "self.passes += 1; x = x * self.passes"), "or knows of others"),
+        (layers("", "x = x + torch.rand_like(x)"), "a prediction draws random numbers; rule: only where self.training"),
         (layers("", "x = x + x.mean(1, keepdim=True)"), "a prediction changes with a later token"),
+        (
+            layers("", "x = torch.cat([one + one.mean(1, keepdim=True) for one in x.split(7, dim=1)], dim=1)"),
+            "a prediction changes with a later token",
+        ),
+        (layers("", "x = x * float('nan')"), "forward returned NaN"),
+        (layers("", "self.late = nn.Parameter(torch.ones(3))"), "parameter late changes in forward"),
+        (layers("", "self.head.weight.data.mul_(0.9)"), "parameter head.weight changes in forward"),
         (layers("self.small = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))"), "small is torch.bfloat16"),
         (layers("self.turned = nn.Parameter(torch.zeros(2, 3).t())"), "turned is torch.float32 and not contiguous"),
         (layers("self.table.weight.requires_grad = False"), "table.weight is frozen"),
@@ -128,7 +140,10 @@ def test_a_parameter_without_part_in_the_loss_has_a_gradient_of_zeros_and_the_ot
         (layers(made="network = 3"), "made a int; rule: an nn.Module"),
         (layers(made="network = nn.Identity()"), "has no parameter"),
         (layers(made="network.optimizer_groups = lambda: [dict(params=[network.head.weight])]"), "in exactly one"),
+        (layers(made="network.optimizer_groups = lambda: None"), "in exactly one"),
+        (layers(made="network.optimizer_groups = lambda: [{}]"), "in exactly one"),
         (layers(made="network.optimizer_groups = lambda: [dict(params=[], lr=3)]"), "rule: params and weight_decay"),
+        (layers(made="network.optimizer_groups = lambda: [dict(params=[], weight_decay=-1)]"), "not negative"),
     ],
 )
 def test_what_no_checkpoint_could_hold_is_refused_by_name(files: dict[str, bytes], said: str) -> None:
@@ -137,9 +152,39 @@ def test_what_no_checkpoint_could_hold_is_refused_by_name(files: dict[str, bytes
     assert said in str(refused.value) and "net.py:build" in str(refused.value)
 
 
-def test_recomputation_without_blocks_is_refused() -> None:
+@pytest.mark.parametrize("body", ["", "self.blocks = [1, 2]"])
+def test_recomputation_without_blocks_is_refused(body: str) -> None:
+    text = layers("BODY")["net.py"].replace(b"self.blocks", b"self.parts").replace(b"BODY", body.encode())
     with pytest.raises(InvalidInput, match="offers no blocks"):
-        own({"net.py": layers()["net.py"].replace(b"self.blocks", b"self.parts")}, activation_checkpointing=True)
+        own({"net.py": text}, activation_checkpointing=True)
+
+
+EXPERTS = """self.gate = nn.Linear(n_embd, 4)
+        wide = lambda: nn.Sequential(nn.Linear(n_embd, 64), nn.Linear(64, n_embd))
+        self.experts = nn.ModuleList(wide() for _ in range(4))"""
+ROUTED = """flat = x.flatten(0, 1)
+        chosen = self.gate(flat).argmax(1)
+        parts = [(chosen == number).nonzero().squeeze(1) for number in range(4)]
+        found = torch.cat([expert(flat[part]) for expert, part in zip(self.experts, parts)])
+        x = torch.zeros_like(flat).index_copy(0, torch.cat(parts), found).view_as(x)"""
+
+
+def test_experts_that_round_otherwise_for_other_numbers_of_tokens_see_no_later_ones() -> None:
+    assert TinyRun(model={**OWN, "block_size": 16}, files=layers(EXPERTS, ROUTED)).train(1)
+
+
+def test_a_tuple_comes_as_a_tuple_out_of_a_log_too() -> None:
+    text = b"def build(sizes: tuple[int, ...], more: list[int]):\n    assert sizes + (2,) and more + [2]\n"
+    files = {"net.py": b"from torch import nn\n" + text + b"    return nn.Linear(1, 1)\n"}
+    config = ModelConfig.model_validate({**OWN, "block_size": 8, "sizes": [], "more": [1]})
+    assert make_network(files, config, VOCAB).called_with == {"sizes": [], "more": [1]}
+
+
+def test_a_loss_of_its_own_is_used_wherever_targets_stand() -> None:
+    text = layers("", "loss = None if targets is None else 3 * targets.new_ones(()).float() * x.mean()")["net.py"]
+    text = text.replace(b"forward(self, ids)", b"forward(self, ids, mask=None, *, targets=None)")
+    (record,) = own({"net.py": text.replace(b"return self.head(x)", b"return self.head(x), loss")}).train(1)
+    assert abs(record.train_loss) < 3
 
 
 def test_random_numbers_of_the_process_stay_as_they_were() -> None:
@@ -190,5 +235,9 @@ def test_a_traceback_shows_the_lines_of_the_file() -> None:
 
 
 def test_what_the_files_print_is_no_output_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    make_network(nanogpt(), ModelConfig.model_validate({**NANO_MODEL, "block_size": 8}), VOCAB)
-    assert capsys.readouterr().out == ""
+    model = ModelConfig.model_validate({**NANO_MODEL, "block_size": 8})
+    make_network(nanogpt(), model, VOCAB)
+    talkative = make_network(layers("print('made')", "print('passed')"), model.model_copy(update=OWN), VOCAB)
+    talkative(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64))
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.endswith("made\npassed\n")

@@ -100,6 +100,16 @@ READ: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "a Llama with linear scaling": (
         LLAMA2 | {"rope_scaling": {"type": "linear", "factor": 4.0}}, 6_738_415_616, {"rotary_scaling": (4.0,)}
     ),
+    "rotations that are described twice": (
+        LLAMA2 | {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        6_738_415_616,
+        {"rotary_base": 5e5, "rotary_scaling": None},
+    ),
+    "an empty scaling beside parameters": (
+        LLAMA2 | {"rope_scaling": {}, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
+        6_738_415_616,
+        {"rotary_base": 5e5, "rotary_scaling": (4.0,)},
+    ),
 }  # fmt: skip
 """A published document, the parameters it is published with, and some keys of [model]."""
 
@@ -125,6 +135,11 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a dynamic Llama": (LLAMA2 | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("= 'dynamic'",)),
     "Phi's long texts": (LLAMA2 | {"rope_scaling": {"type": "longrope"}}, ("= 'longrope'", "'llama3'")),
     "llama3 without its factors": (LLAMA2 | {"rope_scaling": {"rope_type": "llama3"}}, ("rotary_scaling",)),
+    "rotations for kinds of layers": (
+        QWEN3 | {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+        ("rope_parameters", "kinds of layers"),
+    ),
+    "rotations without a base": (LLAMA2 | {"rope_theta": 0}, ("rope_theta = 0",)),
     "scaling by a number": (LLAMA2 | {"rope_scaling": 4}, ("rope_scaling = 4",)),
     "rotations of a part": (LLAMA2 | {"partial_rotary_factor": 0.5}, ("partial_rotary_factor = 0.5",)),
     "biases of attention": (LLAMA2 | {"attention_bias": True}, ("attention_bias = True", "False")),

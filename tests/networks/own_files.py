@@ -15,6 +15,7 @@ def layers(body: str = "", forward: str = "", made: str = "") -> dict[str, bytes
     """Return a file of a small causal network; with more lines in its `__init__`, its `forward` and its `build`."""
     text = f"""
 import random
+import numpy as np
 import torch
 from torch import nn
 

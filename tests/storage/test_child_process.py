@@ -28,6 +28,14 @@ def test_a_child_runs_a_module_as_a_program_and_imports_nothing_of_its_folder(tm
     assert "Beautiful is better than ugly." in done.stdout and "stranger" not in done.stdout
 
 
+def test_a_set_has_one_order_in_all_children(tmp_path: Path) -> None:
+    (tmp_path / "order.py").write_text("print(hash('a stone'))")
+    found, given = {"PYTHONPATH": str(tmp_path)}, [{}, {"PYTHONHASHSEED": "7"}]
+    every = [child_environment({**found, **one}) for one in given]
+    one, other = (subprocess.run(child_command("order"), capture_output=True, check=True, env=env) for env in every)
+    assert one.stdout == other.stdout != b""
+
+
 @pytest.mark.linux  # /proc
 def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
     done = subprocess.run(

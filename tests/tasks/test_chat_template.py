@@ -181,6 +181,19 @@ ROWS = {
     "null": (b'{"messages": null}', RejectionKind.MISSING_FIELD),
     "a text": (b'{"messages": "a"}', RejectionKind.NOT_A_CONVERSATION),
     "texts": (b'{"messages": ["a"]}', RejectionKind.NOT_A_CONVERSATION),
+    "no content": (b'{"messages": [{"role": "assistant", "value": "a"}]}', RejectionKind.NOT_A_CONVERSATION),
+    "parts that are printed": (
+        b'{"messages": [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}]}',
+        RejectionKind.TEMPLATE,
+    ),
+    "an object that is printed": (
+        b'{"messages": [{"role": "assistant", "content": {"a": 1}}]}',
+        RejectionKind.TEMPLATE,
+    ),
+    "tools in a text": (
+        b'{"messages": [{"role": "assistant", "content": "a"}], "tools": "[]"}',
+        RejectionKind.NOT_A_CONVERSATION,
+    ),
     "no role": (b'{"messages": [{"content": "a"}]}', RejectionKind.NOT_A_CONVERSATION),
     "no message": (b'{"messages": []}', RejectionKind.NO_ANSWER),
     "no answer": (b'{"messages": [{"role": "user", "content": "a"}]}', RejectionKind.NO_ANSWER),

@@ -25,9 +25,9 @@ except ImportError:
     flash_attn = None
 
 
-def build(vocab_size: int, width: int, name: str = "plain", rate: float = 0.5,
-          deep: bool = math.pi > 3, sizes: list[int] = [1, 2], pair: tuple[int, ...] = (),
-          *, top: int | None = None
+def build(vocab_size: int, width: int, name: str = "plain", rate: float = 0.5, kind: Literal["a", "b"] = "a",
+          size: Optional[tuple[int, float]] = None, deep: bool = math.pi > 3, sizes: list[int] = [1, 2],
+          pair: tuple[int, ...] = (), *, top: int | None = None
 ):
     import transformers
     return Layer(width)
@@ -70,17 +70,18 @@ def test_a_module_is_known_by_its_name_wherever_its_folder_is(folder: Path) -> N
 
 
 def test_receipts_name_the_files_and_the_versions_of_the_packages(folder: Path) -> None:
-    versions = module_versions(read(folder, **WIDE, imports=["yaml"]))
+    versions = module_versions(read(folder, **WIDE, imports=["yaml", "math"]))
     assert versions == {**{name: sha256(text.encode()) for name, text in FILES.items()}, "yaml": version("pyyaml")}
     with pytest.raises(InvalidConfiguration, match="'gone': it is not installed on this machine"):
         module_versions(read(folder, **WIDE, imports=["gone"]))
 
 
 def test_arguments_are_those_given_and_the_literal_defaults(folder: Path) -> None:
-    found = read(folder, **WIDE, rate=1, pair=[3, 4], top=5, block_size=9)
+    found = read(folder, **WIDE, rate=1, pair=[3, 4], size=[1, 2], top=5, block_size=9)
     assert found.block_size == 9
     assert found.arguments == {
-        "width": 8, "name": "plain", "rate": 1.0, "sizes": [1, 2], "pair": (3, 4), "top": 5
+        "width": 8, "name": "plain", "rate": 1.0, "sizes": [1, 2], "pair": (3, 4), "top": 5,
+        "kind": "a", "size": (1, 2.0),
     }  # fmt: skip
 
 
@@ -104,6 +105,8 @@ def test_a_configuration_says_of_a_module_what_was_written_and_of_another_networ
     ("given", "said"),
     [
         ({"module": "gone.py:build"}, "gone.py cannot be read: No such file"),
+        ({"width": 8, "kind": "c"}, "must be kind: Literal['a', 'b']"),
+        ({"width": 8, "size": [1, 2, 3]}, "must be size: Optional[tuple[int, float]]"),
         ({"module": "net.py"}, "rule: a Python file and the name of a function or class"),
         ({"module": "net:build"}, "rule: a Python file and the name"),
         ({"module": "net.py:"}, "rule: a Python file and the name"),
@@ -144,6 +147,9 @@ def test_what_cannot_be_called_is_refused_with_the_names(folder: Path, given: di
         ("def build(width=8): ...", "has no type"),
         ("def build(net: Module): ...", "its argument net: Module has no type that a configuration has"),
         ("def build(width: list['int']): ...", "has no type that a configuration has"),
+        ("def build(width: Literal[print('it runs')]): ...", "has no type that a configuration has"),
+        ("def build(width: tuple['int', ...]): ...", "has no type that a configuration has"),
+        ("def build(width: Optional): ...", "has no type that a configuration has"),
         ("def build(width: print('it runs')): ...", "has no type that a configuration has"),
         ("def build(module: str): ...", "its argument module has the name of a key of [model]"),
         ("async def build(): ...", "defines no build"),
@@ -155,6 +161,7 @@ def test_what_cannot_be_called_is_refused_with_the_names(folder: Path, given: di
         ("import __main__\ndef build(): ...", "imports __main__"),
         ("from .gone import x\ndef build(): ...", "no gone.py lies beside it"),
         ("from . import gone\ndef build(): ...", "no gone.py lies beside it"),
+        ("from more.gone import x\ndef build(): ...", "nothing named gone is within more.py"),
         ("from ..above import x\ndef build(): ...", "imports from a folder above"),
         ("import torch\ndef build(): ...", "torch.py lies beside it and has a package's name; rename it"),
         ("import linked\ndef build(): ...", "linked.py is a link"),
