@@ -128,7 +128,7 @@ class AttemptTrainer:
             code = process.reap() if isinstance(problem, TrainerGone) else process.kill()
             report = process.received.newest(ExceptionReport)
         memory = self._memory.reading() if self._memory else MemoryReading()
-        lost = run.machines.lost()
+        lost = run.machines.end_attempt()
         last = process.received.newest(trainer_protocol.StepDone) if process else None
         return Evidence(
             exit_code=code,
