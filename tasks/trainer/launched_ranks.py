@@ -101,7 +101,7 @@ class LaunchedRanks:
     def has_finished(self) -> bool:
         """Whether its ranks have ended because nothing is left to do; else the others go on without them."""
         with suppress(rank_values.ValuesGone):
-            return any(not end.exit_code for end in self._ended) or bool(rank_values.get_value(self._values, _OVER))
+            return rank_values.get_value(self._values, _OVER) is not None
         return True
 
     def _run(self, rank: int, local: int) -> None:
@@ -117,12 +117,13 @@ class LaunchedRanks:
         """Whether the others go on after this end, of which they learn."""
         try:
             self._publish_running()
-            if end.rank == 0 and end.exit_code == 0:  # nothing is left to do: one that waits for the others may go
+            if end.exit_code == 0:  # nothing is left to do
                 rank_values.set_value(self._values, _OVER, b"1")
+            if end.rank == 0 and end.exit_code == 0:  # one that waits for the others may go
                 before, _ = rank_values.change_members(self._values, Members.ended)
                 for rank in self._ranks.keys() - set(before.ranks):
                     self._ranks[rank].kill()
-            if end.exit_code == 0 or rank_values.get_value(self._values, _OVER):
+            if rank_values.get_value(self._values, _OVER):
                 return True
             before, after = rank_values.change_members(self._values, partial(self._after, end))
         except rank_values.ValuesGone:
@@ -182,7 +183,7 @@ class LaunchedRanks:
         running = rank_values.get_value(self._values, f"{_LAUNCHED}{launcher}")
         ranks = msgspec.json.decode(running or b"[]", type=list[int])
         _, after = rank_values.change_members(self._values, lambda members: members.without(ranks))
-        if ranks and after.ranks:
+        if after.ranks:  # its own may all have been lost just before
             self._report(RanksOutlived(ranks=tuple(ranks), machine=int(launcher)))
 
 

@@ -87,7 +87,6 @@ def test_an_attempt_that_is_left_with_fewer_machines_than_are_enough_ends_as_los
     other, first = machines.start(1, "machines.wait_seconds=60"), machines.start(0, *rules, faults=PAUSE)
     machines.command.wait_for_fault(PAUSE, first)
     kill_both(other)
-    machines.command.let_go(PAUSE)
     assert left_with(first) == 75, machines.command.output()
     assert [left_with(machines.start(0, *rules)) for _ in range(2)] == [75, 4], machines.command.output()
     assert [reason for reason, *_ in machines.ends()] == ["lost", *("too-few-machines",) * 3]
