@@ -40,7 +40,7 @@ class AttemptTrainer:
         self._memory: MemoryWatch | None = None
         self._gap: watchdog.HeartbeatGap | None = None
         self._grace_ended = self._is_stopped = False
-        self._symptom = self._behind = self._too_dear = ""
+        self._symptom = self._behind = self._too_dear = self._unaffordable = ""
         self._began, self._ready_at = time.monotonic(), math.inf
 
     @contextmanager
@@ -101,7 +101,7 @@ class AttemptTrainer:
         assert self._process is not None
         make_room(self._run)
         done = self._process.train(segment.until, stall_seconds=segment.stall_seconds)
-        self._is_stopped = done.stopped
+        self._is_stopped |= done.stopped  # a segment that only writes a checkpoint again is not stopped
         missing = f"no checkpoint of step {done.step}: that of step {done.behind} is still on its way"
         self._behind = "" if done.behind is None else missing
         if self._behind:
@@ -126,7 +126,8 @@ class AttemptTrainer:
             # A trainer that has ended gives its reason; one that still runs has nothing more to do.
             code = process.reap() if isinstance(problem, TrainerGone) else process.kill()
             report = process.received.newest(ExceptionReport)
-        lost, memory = run.machines.lost(), self._memory.reading() if self._memory else MemoryReading()
+        lost = run.machines.end_attempt()
+        memory = self._memory.reading() if self._memory else MemoryReading()
         last = process.received.newest(trainer_protocol.StepDone) if process else None
         return Evidence(
             exit_code=code,
@@ -143,7 +144,7 @@ class AttemptTrainer:
             store_error_kind=kind_of(problem) if isinstance(problem, StorageError) else None,
             silent_seconds=self._gap.seconds if self._gap else None,
             allowed_seconds=self._gap.allowed_seconds if self._gap else None,
-            lost_machine=lost.what if lost else "",
+            lost_machine=lost.what if lost else self._unaffordable,
             lost_host=lost.host if lost else "",
             too_few_machines=run.too_few_machines,
             paused="" if problem else run.limit.why,
@@ -218,10 +219,10 @@ class AttemptTrainer:
     def _record_change(self, change: run_members.MembersChanged) -> None:
         run = self._run
         run.say(f"  {change.detail}")
-        record = partial(
-            attempt_entries.record_members, run.log, change, run.config.budgets, run.writer(change.attempt)
-        )
+        writer = run.writer(change.attempt)
+        record = partial(attempt_entries.record_members, run.log, change, run.config.budgets, writer)
         if not run.retry.call(record) and self._process is not None:
+            self._unaffordable = f"{change.detail.partition(';')[0]}, and budget lost is spent"
             run.say("  budget lost is spent: the attempt ends")
             self._process.kill()
 

@@ -18,6 +18,8 @@ ORPHANED_EXIT_CODE = 76
 """Exit code of a trainer whose parent has died."""
 PEER_LOST_EXIT_CODE = 77
 """Exit code of a rank that failed only because a peer died; the peer's error is the reason."""
+OUTLIVED_EXIT_CODE = 78
+"""Exit code of a machine's launcher when the ranks of the others go on without any of its own."""
 
 
 class ErrorKind(StrEnum):

@@ -21,8 +21,8 @@ from cairn.tasks.policy.failures import PEER_LOST_EXIT_CODE
 from cairn.tasks.trainer import rank_values
 from cairn.tasks.trainer.trainer_protocol import RankEnded, RanksOutlived
 
-GO_ON = "cairn/go-on"
-"""The value by which the ranks say that they go on without one that is killed."""
+GO_ON, LATE = "cairn/go-on", "cairn/late"
+"""The values by which the ranks say that they go on without one that is killed, and which of them are to be killed."""
 LAUNCHER = "launcher-"
 """Before a launcher's number: the name by which it joins the first one's values."""
 _LAUNCHED, _OVER, _HUNG, _NEXT_RANK = "launched/", "over", "hung", "next-rank"
@@ -98,6 +98,12 @@ class LaunchedRanks:
         outlived = [end for end in self._ended if end not in failed]
         return find_failed_rank([*failed, *outlived]) if failed else None
 
+    def has_finished(self) -> bool:
+        """Whether its ranks have ended because nothing is left to do; else the others go on without them."""
+        with suppress(rank_values.ValuesGone):
+            return rank_values.get_value(self._values, _OVER) is not None
+        return True
+
     def _run(self, rank: int, local: int) -> None:
         self._ranks[rank], self._locals[rank] = self._start(rank, local), local
         self._publish_running()
@@ -111,12 +117,13 @@ class LaunchedRanks:
         """Whether the others go on after this end, of which they learn."""
         try:
             self._publish_running()
-            if end.rank == 0 and end.exit_code == 0:  # nothing is left to do: one that waits for the others may go
+            if end.exit_code == 0:  # nothing is left to do
                 rank_values.set_value(self._values, _OVER, b"1")
+            if end.rank == 0 and end.exit_code == 0:  # one that waits for the others may go
                 before, _ = rank_values.change_members(self._values, Members.ended)
                 for rank in self._ranks.keys() - set(before.ranks):
                     self._ranks[rank].kill()
-            if end.exit_code == 0 or rank_values.get_value(self._values, _OVER):
+            if rank_values.get_value(self._values, _OVER):
                 return True
             before, after = rank_values.change_members(self._values, partial(self._after, end))
         except rank_values.ValuesGone:
@@ -152,6 +159,9 @@ class LaunchedRanks:
             for rank in self._ranks.keys() & set(members.ranks):
                 if self._hangs(rank):
                     self._ranks[rank].kill()
+        late = msgspec.json.decode(rank_values.get_value(self._values, LATE) or b"[]", type=list[int])
+        for rank in self._ranks.keys() & set(late):
+            self._ranks[rank].kill()
         if self._asked is not None:
             until, before = self._asked
             lost = set(before.ranks) - set(rank_values.read_members(self._values).ranks)
@@ -173,7 +183,7 @@ class LaunchedRanks:
         running = rank_values.get_value(self._values, f"{_LAUNCHED}{launcher}")
         ranks = msgspec.json.decode(running or b"[]", type=list[int])
         _, after = rank_values.change_members(self._values, lambda members: members.without(ranks))
-        if ranks and after.ranks:
+        if after.ranks:  # its own may all have been lost just before
             self._report(RanksOutlived(ranks=tuple(ranks), machine=int(launcher)))
 
 

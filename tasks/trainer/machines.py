@@ -8,16 +8,20 @@ import contextlib
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Annotated, Protocol
 
 import msgspec
 
+from cairn.tasks.policy.failures import OUTLIVED_EXIT_CODE
 from cairn.tasks.trainer import signed_connection
 from cairn.tasks.trainer.trainer_protocol import RanksOutlived
 
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
+_MOST_ORDERS = 8
+"""In one attempt, to a machine that stays connected: if its ranks end each time, something is wrong there."""
 
 
 class Arrival(msgspec.Struct, kw_only=True, frozen=True, tag=True):
@@ -85,8 +89,8 @@ class Machines:
         self._hosts: dict[int, str] = {}
         self._training, self._started, self._places = dict[int, int](), list[str](), 0
         self._order = StartRanks(attempt=0, nodes=1, node_rank=0, rendezvous="")
-        self._changed = threading.Condition()
-        self._lost, self._vacated = dict[int, LostMachine](), set[int]()
+        self._changed, self._is_under_way = threading.Condition(), False
+        self._lost, self._vacated, self._orders = dict[int, LostMachine](), set[int](), Counter[int]()
         self._on_lost: OnLost = lambda *, is_enough: None
 
     @contextlib.contextmanager
@@ -103,7 +107,6 @@ class Machines:
         """Wait until enough machines are connected, at most so long; return how many can train, with the first."""
         deadline = time.monotonic() + wait_seconds
         with self._changed:
-            self._places = 0  # no attempt is under way
             while len(self._connected) < self.nodes - 1 and time.monotonic() < deadline and not is_stopping():
                 self._changed.wait(_POLL_SECONDS)
             return min(1 + len(self._connected), self.nodes)
@@ -117,8 +120,10 @@ class Machines:
         """Start the ranks of `nodes` machines; `on_lost` is called for each that fails before its ranks end well."""
         with self._changed:
             self._on_lost, self._training, self._started, self._places = on_lost, {}, [""], nodes - 1
+            self._is_under_way = True
             self._lost.clear()
             self._vacated.clear()
+            self._orders.clear()
             self._order = StartRanks(attempt=attempt, nodes=nodes, node_rank=0, rendezvous=rendezvous)
             self._fill_places()
             missing, self._places = self._places, 0
@@ -132,28 +137,36 @@ class Machines:
 
     def outlive(self, outlived: RanksOutlived) -> None:
         """The ranks go on without those of a machine: one that waits, or the next that comes, joins them."""
-        if (node_rank := outlived.machine) is None:
-            return
+        if outlived.machine is not None:
+            self._go_on_without(outlived.machine)
+
+    def end_attempt(self) -> LostMachine | None:
+        """Have no machine join any more until the next attempt starts; return what `lost` does."""
         with self._changed:
-            self._vacate(node_rank)
-            left, host = 1 + len(self._training), self._started[node_rank]
-            lost = self._lost.pop(node_rank, LostMachine(what=f"machine {host}", host=host, node_rank=node_rank))
+            self._is_under_way, self._places = False, 0
+        return self.lost()
+
+    def _go_on_without(self, place: int) -> None:
+        with self._changed:
+            if not self._is_under_way:
+                return
+            self._training = {number: own for number, own in self._training.items() if own != place}
+            if place not in self._vacated:
+                self._vacated.add(place)
+                self._places += 1
+                self._fill_places()
+            left, host = 1 + len(self._training), self._started[place]
+            lost = self._lost.pop(place, LostMachine(what=f"machine {host}", host=host, node_rank=place))
             if is_few := left < self._at_least:
                 what = f"{lost.what}: {left} left, machines.at_least = {self._at_least}"
-                self._lost[node_rank] = msgspec.structs.replace(lost, what=what)
+                self._lost[place] = msgspec.structs.replace(lost, what=what)
         if is_few:
             self._on_lost(is_enough=False)
 
-    def _vacate(self, place: int) -> None:
-        self._training = {number: own for number, own in self._training.items() if own != place}
-        if place not in self._vacated:
-            self._vacated.add(place)
-            self._places += 1
-            self._fill_places()
-
     def _fill_places(self) -> None:
         for number, connection in sorted(self._connected.items()):
-            if self._places and number not in self._training:
+            if self._places and number not in self._training and self._orders[number] < _MOST_ORDERS:
+                self._orders[number] += 1
                 self._places -= 1
                 self._training[number] = place = len(self._started)
                 self._started.append(self._hosts[number])
@@ -172,7 +185,7 @@ class Machines:
         if not isinstance(arrival, Arrival) or not 0 < (number := arrival.node_rank) < self.nodes + self._spares:
             return
         with self._changed:  # a machine that comes back replaces a connection that only seems open
-            self._connected[number], self._hosts[number] = peer, arrival.host
+            self._connected[number], self._hosts[number], self._orders[number] = peer, arrival.host, 0
             self._fill_places()
             self._changed.notify_all()
         try:
@@ -191,8 +204,8 @@ class Machines:
             place = self._training.pop(number, 0)
             if not (place and exit_code):
                 return
-            if place >= self._order.nodes:  # the ranks go on without one that joins
-                self._vacate(place)
+            if place >= self._order.nodes or exit_code == OUTLIVED_EXIT_CODE:
+                self._go_on_without(place)
                 return
             host = self._started[place]
             self._lost[place] = LostMachine(what=what.format(f"machine {number}, {host},"), host=host, node_rank=place)

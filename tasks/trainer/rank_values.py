@@ -23,7 +23,7 @@ from cairn.tasks.errors import TaskError
 from cairn.tasks.trainer import signed_connection
 
 _MEMBERS, _JOINED = "members", "joined/"
-_MOST_RANKS = 4096
+_MOST_RANKS = 1 << 20  # those that join have numbers of their own; what nobody writes takes no memory
 _CONNECT_SECONDS = 30.0
 
 Operation = Literal["set", "get", "add", "compare_set", "delete"]

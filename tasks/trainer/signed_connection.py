@@ -206,6 +206,7 @@ def listening(
         while not over.is_set():
             try:
                 connection, _ = listener.accept()
+                _keep_alive(connection)
                 try:
                     threading.Thread(target=admit_and_serve, args=(connection,), daemon=True).start()
                 except RuntimeError:

@@ -24,7 +24,8 @@ from cairn.tasks.trainer import rank_store, staging_buffer, trainer_protocol
 from cairn.tasks.trainer.tensor_exchange import to_group
 
 _HEARTBEAT_SECONDS = 2.0
-_LOST_POLL_SECONDS = 0.1
+_LOST_POLL_SECONDS, _SLOWER = 0.1, 10.0
+"""Another writer hangs if it takes so many times as long as the first one has, and as the store may be away."""
 _UPLOADS = UploadOptions(at_once=4, thread_start=staging_buffer.lower_thread_priority)
 """Four shards at once keep a disk or a connection busy, and four threads hash beside them."""
 
@@ -87,15 +88,22 @@ class SharedStaging:
         """Tell rank 0 the shards that this rank wrote for the checkpoint of this name."""
         self._rendezvous.put(f"staged/{name}/{self._own}", msgspec.json.encode(shards))
 
-    def other_shards(self, name: str, writers: Sequence[int]) -> tuple[ManifestShard, ...]:
-        """Wait for what the other writers wrote for the checkpoint of this name; raises WriterLost. For rank 0."""
-        every = list[ManifestShard]()
+    def other_shards(
+        self, name: str, writers: Sequence[int], *, limit_seconds: float = math.inf
+    ) -> tuple[ManifestShard, ...]:
+        """Wait for what the other writers wrote for the checkpoint of this name; raises WriterLost. For rank 0.
+
+        Those that take longer than the limit hang, and their launchers are asked to kill them.
+        """
+        every, deadline = list[ManifestShard](), time.monotonic() + limit_seconds
         for rank in writers[1:]:
             key, is_lost = f"staged/{name}/{rank}", False
             while not (document := self._rendezvous.get(key, timeout_seconds=_LOST_POLL_SECONDS)):
                 if is_lost:
                     raise WriterLost(f"rank {rank} was lost before it had written its part")
                 is_lost = self._rendezvous.has_lost(rank)
+                if time.monotonic() > deadline:
+                    self._rendezvous.put("late", msgspec.json.encode([rank]))
             every += msgspec.json.decode(document, type=tuple[ManifestShard, ...])
         return tuple(every)
 
@@ -116,7 +124,8 @@ class Staging:
         """Send each checkpoint that is staged, or waits; `buffer` is owned, `shared` is this rank's part of several."""
         self._shared = shared
         self._writer: Callable[[str], int] = (lambda _: 0) if shared is None else shared.writer
-        self._store, self._retry_policy = store, run_retry_policy(patience_seconds)
+        self._store, self._patience_seconds = store, patience_seconds
+        self._retry_policy = run_retry_policy(patience_seconds)
         self._send, self._on_failed = send, on_failed
         self._buffer = buffer or staging_buffer.StagingBuffer(torch.device("cpu"))
         self._thread: threading.Thread | None = None
@@ -167,6 +176,7 @@ class Staging:
     ) -> None:
         staging_buffer.lower_thread_priority()
         shared, target, document = self._shared, checkpoint.target, checkpoint.document
+        began = time.monotonic()
 
         def on_retry(error: StorageError, seconds: float) -> None:
             self._send(trainer_protocol.Waiting(step=document.step, why=str(error), seconds=seconds))
@@ -177,6 +187,11 @@ class Staging:
             before()
             return upload()
 
+        def other_shards() -> tuple[ManifestShard, ...]:
+            assert shared is not None
+            limit = self._patience_seconds + _SLOWER * (time.monotonic() - began)
+            return shared.other_shards(name, members, limit_seconds=limit)
+
         try:
             groups = to_group("weights", checkpoint.tensors), to_group("optimizer", checkpoint.tensors)
             if shared is not None and number:
@@ -186,7 +201,7 @@ class Staging:
                 return
             upload = partial(stage_checkpoint, self._store, target, groups, document, uploads=_UPLOADS)
             if shared is not None:
-                upload = partial(upload, writers=len(members), others=partial(shared.other_shards, name, members))
+                upload = partial(upload, writers=len(members), others=other_shards)
             self._send(policy.call(complete))
         except WriterLost as lost:
             self._send(trainer_protocol.CheckpointDropped(step=document.step, why=str(lost)))

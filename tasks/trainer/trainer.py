@@ -38,6 +38,7 @@ from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.injected_faults import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.network_module import module_versions
 from cairn.tasks.configuration.settings import DivergenceConfig
+from cairn.tasks.errors import TaskError
 from cairn.tasks.machine.arithmetic import arithmetic_of
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.trainer import staging, staging_buffer, tensor_exchange, trainer_group, training_setup
@@ -45,6 +46,7 @@ from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, o
 from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil
 
 _MEASURE_SECONDS = 1.0
+_GO_ON, _MIXED = "go-on", "+"
 _ADMIT, _STOP = 1, 2
 """The wishes of ranks between two steps, of which the largest is carried out."""
 
@@ -186,6 +188,7 @@ class Trainer:
         """
         if self._joins:
             assert self._rendezvous is not None
+            self._require_arithmetic(self._rendezvous.get(_GO_ON).decode())
             self._rendezvous.put(f"host/{self._ranks.own}", socket.gethostname().encode())
             if self._state.beside:
                 self._load.beside(self._state, self._spec.initial_weights_sha256)
@@ -203,8 +206,14 @@ class Trainer:
             step=step, state_sha256=digest, parameters=parameters, device=str(device), peak=peak, arithmetic=arithmetic
         )
         if self._rendezvous is not None and self._ranks.place is not None and self._ranks.is_first:
-            self._rendezvous.put("go-on", b"1")
+            self._rendezvous.put(_GO_ON, arithmetic.digest.encode())
         self._channel.send(ready)
+
+    def _require_arithmetic(self, digest: str) -> None:
+        """Raise TaskError if this process computes other bits than the ranks that it joins, which all agree."""
+        own = arithmetic_of(str(self._state.device), self._spec.training.arithmetic)
+        if digest != own.digest and not digest.endswith(_MIXED):
+            raise TaskError(f"this machine computes other bits ({own}) than those that train: it does not join")
 
     def _hand_over(self) -> None:
         """Give the state, and the number of the command under way, to the ranks that join; such a rank takes both."""
@@ -230,7 +239,7 @@ class Trainer:
         self._ranks.broadcast(first, source=0)
         if not self._ranks.any(int(first) != int(own.digest, 16)):
             return own
-        return replace(own, digest=f"{own.digest}+", flags=f"{own.flags}, not the same in every process")
+        return replace(own, digest=f"{own.digest}{_MIXED}", flags=f"{own.flags}, not the same in every process")
 
     def train_segment(self, until_step: int, stall_seconds: float | None = None) -> None:
         """Train, copy the state to the host, and stage it in the background while the next segment trains.
@@ -310,7 +319,7 @@ def main() -> None:
         while isinstance(command := channel.next_command(), TrainUntil):
             trainer.train_segment(command.step, command.stall_seconds)
         trainer.finish()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a network's own code must not end a rank as if all were done
         exit_on_error(channel, error)
     # The interpreter shutdown of a torch process is slow and has nothing left to save.
     os._exit(0)

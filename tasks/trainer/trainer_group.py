@@ -26,6 +26,7 @@ import psutil
 from cairn.model.configuration.training import TrainingConfig
 from cairn.storage.stores import child_process
 from cairn.tasks.errors import TaskError
+from cairn.tasks.policy.failures import OUTLIVED_EXIT_CODE
 from cairn.tasks.trainer import rank_values, trainer_protocol
 from cairn.tasks.trainer.launched_ranks import LAUNCHER, LaunchedRanks
 
@@ -167,8 +168,9 @@ def main() -> None:
         signal.signal(HUNG_SIGNAL, lambda *_: ranks.is_hung.set())
         ranks.start([ranks.next_rank() if group.joins else first + local for local in range(group.processes)])
         ended = ranks.wait()
+        has_finished = ranks.has_finished()
     if ended is None:
-        os._exit(0)
+        os._exit(0 if has_finished else OUTLIVED_EXIT_CODE)
     _report(ended)
     os._exit(1)
 

@@ -267,7 +267,8 @@ class TrainerProcess:
         outlived = self.received.outlived
         before = len(outlived)
         self.notify(trainer_group.HUNG_SIGNAL)
-        answer = self.received.wait(lambda: outlived[before] if len(outlived) > before else None, limit_seconds)
+        answers = partial(filter, lambda one: one.machine is None)  # which is no machine that is lost meanwhile
+        answer = self.received.wait(lambda: next(answers(outlived[before:]), None), limit_seconds)
         return bool(answer and answer.ranks)
 
     def stacks(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from tests.crash.reference import reference_run
 from tests.crash.training_command import RUN, Command
 from tests.crash.two_machines import PAUSE, TwoMachines
 from tests.crash.victims import kill, kill_both, trainers_of
-from tests.processes.waiting import patience_seconds
+from tests.processes.waiting import patience_seconds, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +55,20 @@ def test_a_machine_that_comes_back_joins_the_attempt_that_went_on_without_it(mac
     assert machines.command.state_sha256() == reference_run(machines.command).state_sha256
 
 
+def test_a_machine_that_computes_other_bits_does_not_join(machines: TwoMachines) -> None:
+    first, other = machines.both_at_pause("watchdog.floor_seconds=1000")
+    kill_both(other)
+    again = machines.start(1, ATEN_CPU_CAPABILITY="default")
+    files = machines.command.folder / "cache-1"
+    wait_for(
+        lambda: any("computes other bits" in path.read_text() for path in files.rglob("*.stderr")), again, "its refusal"
+    )
+    machines.command.let_go(PAUSE)
+    assert [left_with(process) for process in (first, again)] == [0, 0], machines.command.output()
+    assert machines.ends() == [("completed", 2, 2)]
+    assert [(change.lost, change.joined) for change in machines.command.state().member_changes] == [((1,), ())]
+
+
 def test_a_spare_takes_the_place_of_a_machine_that_is_lost(machines: TwoMachines) -> None:
     more = "training.steps=400", "checkpoint.every_steps=50", "machines.spares=1"
     first, other, spare = (machines.start(rank, *more, faults=PAUSE, nodes=3) for rank in range(3))
@@ -73,7 +87,6 @@ def test_an_attempt_that_is_left_with_fewer_machines_than_are_enough_ends_as_los
     other, first = machines.start(1, "machines.wait_seconds=60"), machines.start(0, *rules, faults=PAUSE)
     machines.command.wait_for_fault(PAUSE, first)
     kill_both(other)
-    machines.command.let_go(PAUSE)
     assert left_with(first) == 75, machines.command.output()
     assert [left_with(machines.start(0, *rules)) for _ in range(2)] == [75, 4], machines.command.output()
     assert [reason for reason, *_ in machines.ends()] == ["lost", *("too-few-machines",) * 3]

@@ -30,7 +30,9 @@ class TwoMachines:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
 
-    def start(self, rank: int, *more: str, faults: str = "", nodes: int = 2) -> "subprocess.Popen[bytes]":
+    def start(
+        self, rank: int, *more: str, faults: str = "", nodes: int = 2, **variables: str
+    ) -> "subprocess.Popen[bytes]":
         return self.command.start(
             *set_options((*SETTINGS, *more)),
             CAIRN_FAULTS=faults,
@@ -39,6 +41,7 @@ class TwoMachines:
             CAIRN_RENDEZVOUS=f"127.0.0.1:{self._port}",
             CAIRN_RENDEZVOUS_SECRET="0123456789abcdef",
             CAIRN_CACHE=str(self.command.folder / f"cache-{rank}"),
+            **variables,
         )
 
     def both(self, *more: str, faults: str = "") -> "list[subprocess.Popen[bytes]]":

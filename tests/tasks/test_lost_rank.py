@@ -3,17 +3,23 @@
 import socket
 import subprocess
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
+import msgspec
 import pytest
 
+from cairn.model.training.membership import Members
+from cairn.tasks.errors import TaskError
+from cairn.tasks.machine.arithmetic import arithmetic_of
 from cairn.tasks.trainer import rank_values, trainer_protocol
-from cairn.tasks.trainer.launched_ranks import GO_ON, LaunchedRanks
+from cairn.tasks.trainer.launched_ranks import GO_ON, LATE, LaunchedRanks
 from tests.processes.waiting import patience_seconds
-from tests.programs.chaos.rank_campaign import find_problems
+from tests.programs.chaos.rank_campaign import PHASES, find_problems, phase_table
 from tests.programs.chaos.rank_run import STEPS, Ended, RankRun
+from tests.programs.chaos.rank_victim import NAMES
 
 SLOW = 0.2
 """Seconds of a step in which a rank that is started has a chance to join."""
@@ -74,13 +80,31 @@ def test_a_checkpoint_whose_writer_is_lost_is_dropped_and_the_last_one_is_writte
     assert ended.dropped == (6, STEPS) and set(ended.digests) == {3, 9, STEPS}
 
 
+@pytest.mark.slow  # quick witness: test_a_rank_that_is_late_with_its_part_of_a_checkpoint_is_killed
+def test_a_rank_that_hangs_while_the_last_checkpoint_is_written_is_killed_and_it_is_written_without_it(
+    runs: RankRun, undisturbed: Ended
+) -> None:
+    ended = runs.run(4, "3:suspend-stage:4")
+    assert problems(ended, undisturbed) == []
+    assert ended.dropped == (STEPS,) and [change.lost for change in ended.changes if change.lost] == [(3,)]
+
+
 @pytest.mark.slow  # quick witness: test_a_launcher_that_is_asked_kills_the_ranks_that_hang_unless_the_first_does
 def test_a_rank_that_hangs_is_killed_alone_and_is_found_by_what_the_others_wait_for(
     runs: RankRun, undisturbed: Ended
 ) -> None:
     ended = runs.run(4, "3:suspend-forward:9")
     assert problems(ended, undisturbed) == []
-    assert [change.lost for change in ended.changes] == [(3,)]
+    assert [change.lost for change in ended.changes if change.lost] == [(3,)]
+
+
+def test_a_rank_joins_only_those_that_compute_as_it_does(runs: RankRun) -> None:
+    own = arithmetic_of("cpu", runs.world.spec(training=runs.training).training.arithmetic).digest
+    with runs.world.opened(runs.world.spec(99)) as (trainer, _):
+        trainer._require_arithmetic(own)
+        trainer._require_arithmetic("0123456789ab+")
+        with pytest.raises(TaskError, match="computes other bits"):
+            trainer._require_arithmetic("0123456789ab")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +139,14 @@ def test_a_rank_that_hangs_on_another_machine_is_killed_alone(runs: RankRun, und
     ended = runs.run(4, "3:suspend-forward:9", machines=2)
     assert problems(ended, undisturbed) == []
     assert ended.changes[0].lost == (3,)
+
+
+def test_the_table_of_the_campaign_has_a_phase_for_every_place_where_a_rank_is_struck_and_names_empty_ones() -> None:
+    assert sorted(place for places in PHASES.values() for place in places) == sorted(NAMES)
+    table = phase_table(Counter({name: 1 for name in NAMES} | {"machine-forward": 2, "suspend-parts": 3}))
+    rows = [line.rsplit(maxsplit=3) for line in table.splitlines()]
+    assert ["forward", "2", "0", "2"] in rows and ["exchange: gradients", "4", "3", "0"] in rows
+    assert "never struck: forward (stopped), backward (stopped), backward (machine), " in table
 
 
 class Launched:
@@ -185,6 +217,33 @@ def test_a_rank_that_ends_before_it_was_let_in_ends_nobody_and_is_not_replaced(t
     assert sorted(launched.started) == [0, 1, 2]
 
 
+def test_a_rank_that_is_late_with_its_part_of_a_checkpoint_is_killed(tmp_path: Path) -> None:
+    launched = Launched(tmp_path, "sleep 0.5", STAYS)
+    rank_values.set_value(launched.values, LATE, b"[1]")
+    assert launched.ranks.wait() is None
+    assert launched.started[1].returncode == -9 and sorted(launched.started) == [0, 1, 2], "another one joins"
+
+
+@pytest.mark.parametrize(
+    ("programs", "has_finished"),
+    [
+        pytest.param((STAYS, "exit 0"), True, id="nothing is left to do"),
+        pytest.param((STAYS, KILLED), False, id="it was killed, and so was the one in its place"),
+    ],
+)
+def test_a_launcher_knows_whether_its_ranks_have_finished_or_were_outlived(
+    tmp_path: Path, programs: tuple[str, str], has_finished: bool
+) -> None:
+    values = rank_values.FolderValues(tmp_path / "store")
+    rank_values.change_members(values, lambda _: Members(ranks=(0, 1)))
+    values[GO_ON] = b"1"
+    marks, program = rank_values.WaitingMarks(tmp_path / "marks"), iter((programs[1], "exit 1"))
+    other = LaunchedRanks(values, marks, lambda *_: subprocess.Popen(["sh", "-c", next(program)]), size=2, launcher=1)
+    other.start([1])
+    assert other.wait() is None
+    assert other.has_finished() == has_finished
+
+
 def test_where_no_process_can_be_started_the_others_go_on_as_they_are(tmp_path: Path) -> None:
     launched = Launched(tmp_path, "sleep 0.5", KILLED)
     launched.programs = []
@@ -229,8 +288,9 @@ def test_a_launcher_that_is_asked_kills_the_ranks_that_hang_unless_the_first_doe
     assert launched.reports == [trainer_protocol.RanksOutlived(ranks=lost)]
 
 
+@pytest.mark.parametrize("own", [pytest.param((2, 3), id="its ranks"), pytest.param((), id="or none, lost before")])
 def test_a_launcher_that_is_gone_takes_its_ranks_along_and_the_parent_learns_which(
-    tmp_path: Path,
+    tmp_path: Path, own: tuple[int, ...]
 ) -> None:
     gone = SimpleQueue[str]()
     values, reports = rank_values.MemoryValues(), list[trainer_protocol.RanksOutlived]()
@@ -240,9 +300,9 @@ def test_a_launcher_that_is_gone_takes_its_ranks_along_and_the_parent_learns_whi
         values, rank_values.WaitingMarks(tmp_path / "marks"), lambda *_: first, size=4, gone=gone, report=reports.append
     )
     ranks.start([0])
-    rank_values.set_value(values, "launched/1", b"[2,3]")
+    rank_values.set_value(values, "launched/1", msgspec.json.encode(own))
     for name in ("2", "launcher-1"):  # a rank's connection says nothing that its launcher does not
         gone.put(name)
     ranks.wait(sleep=lambda seconds: first.kill())
-    assert reports == [trainer_protocol.RanksOutlived(ranks=(2, 3), machine=1)]
+    assert reports == [trainer_protocol.RanksOutlived(ranks=own, machine=1)]
     assert rank_values.read_members(values).ranks == ()

@@ -1,5 +1,6 @@
 """The first machine knows which others are here, starts their ranks, and learns of each that is lost."""
 
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from cairn.tasks.policy.failures import OUTLIVED_EXIT_CODE
 from cairn.tasks.trainer.machines import (
     LostMachine,
     Machines,
@@ -182,6 +184,77 @@ def test_fewer_machines_than_are_enough_end_the_attempt_though_the_ranks_would_g
     lost = machines.lost()
     assert lost is not None and lost.what.endswith("1 left, machines.at_least = 2")
     assert not ends[-1]
+
+
+def join_in_vain(peer: SignedConnection) -> int:
+    """End the ranks of a machine as often as it is to start some that join; return how often that was."""
+    for times in range(100):
+        if not select.select([peer], [], [], 0.5)[0]:
+            return times
+        order = receive(peer)
+        assert isinstance(order, StartRanks) and order.joins
+        say_ended(peer, attempt=7, exit_code=OUTLIVED_EXIT_CODE, node_rank=order.node_rank)
+    return 100
+
+
+def test_a_machine_whose_ranks_end_each_time_joins_no_more_until_it_comes_back(
+    machines: Machines, other: SignedConnection, address: str
+) -> None:
+    machines.start_ranks(7, 2, "first:4711", lambda *, is_enough: None)
+    assert receive(other) == START
+    machines.outlive(RanksOutlived(ranks=(9,), machine=1))
+    assert join_in_vain(other) == 7, "it was asked once before"
+    with closing(connected(address, 1)) as again:
+        order = receive(again)
+        assert isinstance(order, StartRanks) and order.joins
+
+
+def test_another_machine_joins_where_one_has_tried_in_vain(
+    machines: Machines, other: SignedConnection, address: str
+) -> None:
+    machines.start_ranks(7, 2, "first:4711", lambda *, is_enough: None)
+    receive(other)
+    machines.outlive(RanksOutlived(ranks=(9,), machine=1))
+    with closing(connected(address, 2)) as spare:
+        join_in_vain(other)
+        order = receive(spare)
+        assert isinstance(order, StartRanks) and order.joins
+
+
+def test_ranks_that_the_others_go_on_without_are_no_reason_to_end_the_attempt(
+    machines: Machines, other: SignedConnection
+) -> None:
+    machines.start_ranks(7, 2, "first:4711", lambda *, is_enough: None)
+    assert receive(other) == START
+    say_ended(other, attempt=7, exit_code=OUTLIVED_EXIT_CODE)
+    assert receive(other) == structs.replace(START, node_rank=2, joins=True)
+    assert machines.lost() is None
+
+
+def test_a_machine_that_joins_in_vain_is_not_among_those_that_are_enough(address: str) -> None:
+    machines, ends = Machines(2, spares=1, at_least=2), list[bool]()
+    with machines.serving(address, SECRET, print), closing(connected(address, 1)) as other:
+        wait_until(lambda: here(machines) == 2, "the other")
+        machines.start_ranks(7, 2, "first:4711", lambda *, is_enough: ends.append(is_enough))
+        with closing(connected(address, 2)) as spare:
+            wait_until(lambda: 2 in machines._connected, "the spare")
+            other.close()
+            wait_until(lambda: machines.lost() is not None, "its end")
+            machines.outlive(RanksOutlived(ranks=(9,), machine=1))
+            assert machines.lost() is None, "the spare is one of two"
+            join_in_vain(spare)
+            wait_until(lambda: machines.lost() is not None, "that it is not")
+    assert not ends[-1]
+
+
+def test_no_machine_joins_an_attempt_that_is_over(machines: Machines, other: SignedConnection) -> None:
+    machines.start_ranks(7, 2, "first:4711", lambda *, is_enough: None)
+    assert receive(other) == START
+    machines.outlive(RanksOutlived(ranks=(9,), machine=1))
+    receive(other)
+    machines.end_attempt()
+    say_ended(other, attempt=7, exit_code=1, node_rank=2)
+    assert join_in_vain(other) == 0
 
 
 def test_an_end_of_ranks_that_were_replaced_is_not_that_of_those_that_joined(

@@ -22,7 +22,7 @@ from cairn.storage.checkpoints.checkpoint import (
 )
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.trainer.staging import SharedStaging, assign_writers
+from cairn.tasks.trainer.staging import SharedStaging, WriterLost, assign_writers
 from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from cairn.tasks.trainer.tensor_exchange import to_group
 from tests.tasks.stagings import document_of
@@ -105,6 +105,26 @@ def test_several_writers_stage_the_state_that_one_would(tensors: tuple[NamedTens
     loaded = {record.name: bytes(record.data) for record in load_checkpoint(several, shared).tensors}
     expected = {named.name: named.tensor.numpy().tobytes() for named in tensors if named.group != "trainer"}
     assert loaded == expected
+
+
+class OneWriter(QueuedRendezvous):
+    """A rendezvous where a writer writes nothing, and is lost once it was named as late."""
+
+    def get(self, name: str, *, timeout_seconds: float) -> bytes:
+        return b""
+
+    def has_lost(self, rank: int) -> bool:
+        return self._left.get("late") == f"[{rank}]".encode()
+
+
+def test_a_writer_that_takes_longer_than_the_limit_is_named_and_its_checkpoint_is_lost_with_it(
+    tensors: tuple[NamedTensor, ...],
+) -> None:
+    rendezvous: Any = OneWriter()
+    first = SharedStaging(Ranks(0, 2), rendezvous, tensors)
+    with pytest.raises(WriterLost, match="rank 1"):
+        first.other_shards("0", range(2), limit_seconds=0.0)
+    assert rendezvous._left == {"late": b"[1]"}
 
 
 def test_weights_alone_can_be_read_whoever_wrote_them(tensors: tuple[NamedTensor, ...], tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """Who does not know the secret is not listened to, and what is signed can be neither forged nor repeated."""
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 import pytest
 
+from cairn.tasks.trainer import signed_connection
 from cairn.tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection, admit, greet
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -134,3 +137,19 @@ def test_no_memory_is_made_for_a_message_that_is_too_long(wire: Wire) -> None:
     wire.middle[1].sendall((1 << 60).to_bytes(8) + bytes(32))
     with pytest.raises(NotAdmitted, match="at most"):
         upper.receive()
+
+
+def test_either_end_notices_that_the_other_machine_is_silent() -> None:
+    peers = SimpleQueue[SignedConnection]()
+
+    def serve(peer: SignedConnection) -> None:
+        peers.put(peer)
+        peer.receive()
+
+    with signed_connection.listening("127.0.0.1:0", SECRET, serve, print) as port:
+        lower = signed_connection.connect(f"127.0.0.1:{port}", SECRET, timeout_seconds=60.0)
+        for end in (lower, peers.get(timeout=60.0)):
+            with socket.socket(fileno=os.dup(end.fileno())) as same:
+                assert same.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+        lower.close()

@@ -5,7 +5,8 @@ It trains nothing, so it starts in half a second. What it was sent stands in `at
 `--first-loss L` lets the losses it reports fall from there. `--linger` makes it stay when it is told to finish, and
 write the file `finished-before-its-trainer` if the run is finished while it does. `--slow-upload N` leaves the upload
 of step N under way until it is told to wait for it; `--stop-parent` sends its parent SIGTERM where that shows.
-`--once KIND@N` disturbs the run after step N, in one attempt only: preempt, kill, or the kind of an error.
+`--once KIND@N` disturbs the run after step N, in one attempt only: preempt, kill, lose-rank, or the kind of an error.
+`--leave-at N` ends the segment of step N there, as if another machine had a notice, and drops its checkpoint once.
 """
 
 import argparse
@@ -23,10 +24,12 @@ from cairn.storage.errors import StorageError
 from cairn.storage.logs.log_entry import DevicePeak
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog, run_prefix
+from cairn.storage.logs.run_members import MembersChanged
 from cairn.storage.logs.step_log import StepLog, StepRecord
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.policy.failures import ErrorKind, ExceptionReport, kind_of
 from cairn.tasks.trainer.trainer_protocol import (
+    CheckpointDropped,
     Event,
     Ready,
     SegmentDone,
@@ -64,6 +67,7 @@ def main() -> None:
     parser.add_argument("--slow-upload", type=int)
     parser.add_argument("--stop-parent", action="store_true")
     parser.add_argument("--once", default="@-1")
+    parser.add_argument("--leave-at", type=int)
     chosen = parser.parse_args()
     ignores = chosen.deaf or chosen.stop_parent or chosen.once.startswith("preempt@")
     signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores else signal.SIG_DFL)
@@ -107,6 +111,8 @@ def _segment(
     spec: TrainerSpec, first: int, step: int, command: TrainUntil, chosen: argparse.Namespace
 ) -> Iterator[Event]:
     until, slow = command.step, chosen.slow_upload
+    if is_leaving := chosen.leave_at is not None and step < chosen.leave_at <= until:
+        until = chosen.leave_at
     for number in range(step + 1, until + 1):
         record, trained = _record(spec, number, chosen.first_loss), number - first
         yield StepDone(record=record, tokens=trained * STEP_TOKENS, gpu_seconds=trained * STEP_GPU_SECONDS)
@@ -117,7 +123,11 @@ def _segment(
             marker.touch()
             yield from _disturb(kind, number)
     tokens, gpu_seconds = (until - first) * STEP_TOKENS, (until - first) * STEP_GPU_SECONDS
-    done = SegmentDone(step=until, stopped=False, tokens=tokens, gpu_seconds=gpu_seconds)
+    done = SegmentDone(step=until, stopped=is_leaving, tokens=tokens, gpu_seconds=gpu_seconds)
+    if is_leaving:
+        yield done
+        yield CheckpointDropped(step=until, why="a rank was lost")
+        return
     if slow is not None and until > slow and command.stall_seconds is not None:
         if chosen.stop_parent:
             os.kill(os.getppid(), signal.SIGTERM)
@@ -136,6 +146,10 @@ def _disturb(kind: str, step: int) -> Iterator[Event]:
         os.kill(os.getppid(), signal.SIGTERM)
     elif kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "lose-rank":
+        detail = f"rank 1 lost after step {step}; 0 go on with the same bits"
+        yield MembersChanged(attempt=1, step=step + 1, lost=(1,), remaining=(0,), detail=detail, charged="lost")
+        signal.pause()
     else:
         windows = (1, 2) if kind == "bad-data" else ()
         yield ExceptionReport(

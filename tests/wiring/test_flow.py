@@ -209,6 +209,23 @@ def test_a_run_told_to_end_after_a_segment_without_a_checkpoint_commits_it_all_t
     assert (ended.reason, steps) == ("preempted", [2, 4, 6])
 
 
+def test_a_notice_to_another_machine_is_the_reason_even_where_its_part_of_the_checkpoint_is_lost(
+    flow: FlowWorld,
+) -> None:
+    with flow.opened(warm=NotedWarmTrainer("--leave-at", "5")) as run:
+        ended = train_attempt(run, claim_next_attempt(run), PLAIN)
+    steps = [record.committed.step for record in flow.log.refresh().checkpoints]
+    assert (ended.reason, ended.last_step, steps) == ("preempted", 5, [5])
+
+
+def test_an_attempt_that_the_loss_of_a_rank_ends_says_which_and_that_the_budget_is_spent(flow: FlowWorld) -> None:
+    flow.train("budgets.lost.retries=0", warm=NotedWarmTrainer("--once", "lose-rank@5"))
+    (record,) = flow.log.state.attempts
+    assert record.ended is not None and record.ended.reason == "lost"
+    assert record.ended.detail == "rank 1 lost after step 5, and budget lost is spent"
+    assert flow.log.state.charges["lost"].total == 1 and not flow.log.state.member_changes
+
+
 def test_all_verdicts_of_a_run_read_on_in_one_curve(flow: FlowWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     made, reader = list[CurveReader](), CurveReader
 

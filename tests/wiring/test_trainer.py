@@ -22,6 +22,7 @@ from cairn.storage.logs.step_log import read_step_records
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.policy.failures import ExceptionReport, kind_of
+from cairn.tasks.trainer import trainer
 from cairn.tasks.trainer.trainer import StepReporter
 from cairn.tasks.trainer.trainer_channel import Place, exit_on_error
 from cairn.tasks.trainer.trainer_protocol import SegmentDone, StepDone
@@ -213,3 +214,25 @@ def test_an_error_reaches_the_parent_with_its_step_and_windows(
     assert report.kind is kind_of(error)
     assert (report.step, report.windows) == (error.step, error.windows)
     assert report.spike_step == getattr(error, "spike_step", None)
+
+
+class Reported(Exception):
+    """Stands for the report of an error, after which a trainer exits with 1."""
+
+
+def test_a_network_that_exits_as_if_all_were_done_ends_its_trainer_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Exits:
+        def read_spec(self) -> None:
+            raise SystemExit(0)
+
+    def report(channel: Any, error: BaseException) -> None:
+        raise Reported from error
+
+    monkeypatch.setattr(trainer.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(trainer.faulthandler, "register", lambda *_: None)
+    monkeypatch.setattr(trainer, "open_channel", Exits)
+    monkeypatch.setattr(trainer, "exit_on_error", report)
+    with pytest.raises(Reported):
+        trainer.main()

@@ -24,6 +24,19 @@ _COUNTS = {"forward": 24, "backward": 24, "flags": 30, "whole": 24, "copy": 4, "
 _MOST = 12
 _HANGS, _MACHINES, _JOINS = 0.05, 0.4, 0.5
 _STEP_SECONDS = 0.15
+PHASES = {
+    "forward": ("forward", "after-forward"),
+    "backward": ("backward", "after-backward"),
+    "exchange: usable? stop?": ("flags", "after-flags"),
+    "exchange: gradients": ("parts", "after-parts", "whole", "after-whole"),
+    "exchange: losses": ("losses", "after-losses"),
+    "update": ("clip", "after-clip", "update", "after-update"),
+    "staging": ("copy", "after-copy", "stage", "after-stage", "publish"),
+    "commit": ("after-publish",),
+    "meeting again": ("meet", "after-meet", "connect", "after-connect"),
+    "joining": ("hand-over", "after-hand-over"),
+}
+"""The phases of a step, by the places where a rank is struck; a commit begins when all parts are published."""
 _OF_JOINING = ("hand-over", "after-hand-over", "meet", "after-meet", "connect", "after-connect", "forward", "copy")
 
 
@@ -83,6 +96,23 @@ def find_problems(ended: Ended, reference: Ended, *, bound_seconds: float) -> li
     return problems
 
 
+def phase_table(deaths: Counter[str]) -> str:
+    """Return how often each phase was struck by a kill, a stop or the loss of a whole machine, and what never was."""
+    kinds = {"killed": "", "stopped": SUSPENDED, "machine": MACHINE}
+    rows = {
+        phase: [sum(deaths[f"{kind}{place}"] for place in PHASES[phase]) for kind in kinds.values()] for phase in PHASES
+    }
+    lines = [f"{'phase':<25}" + "".join(f"{kind:>9}" for kind in kinds)]
+    lines += [f"{phase:<25}" + "".join(f"{count:>9}" for count in counts) for phase, counts in rows.items()]
+    empty = [
+        f"{phase} ({kind})"
+        for phase, counts in rows.items()
+        for kind, count in zip(kinds, counts, strict=True)
+        if not count
+    ]
+    return "\n".join([*lines, f"never struck: {', '.join(empty) or 'nothing'}"])
+
+
 def main() -> None:
     """Run the campaign, print each run that fails, and exit with their number."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -114,7 +144,8 @@ def main() -> None:
     print(
         f"{done} runs, {deaths} ranks killed, {joined} joined, {failed} failed, {dropped} checkpoints dropped, ", end=""
     )
-    print(f"longest wait {longest:.2f} s, {seconds:.0f} s in all; killed: {dict(places.most_common())}")
+    print(f"longest wait {longest:.2f} s, {seconds:.0f} s in all")
+    print(phase_table(places))
     sys.exit(min(failed, 1))
 
 
