@@ -14,7 +14,7 @@ def flow_run_of(command: Command) -> str | None:
     wanted = {"flow_runs": {"tags": {"all_": [f"run:{RUN}"]}}, "sort": "EXPECTED_START_TIME_DESC"}
     found = ask(command.api_url, "flow_runs/filter", wanted)
     store = command.store.url.removeprefix("file://")
-    return next((str(item["id"]) for item in found if item["parameters"]["store"] == store), None)
+    return next((str(item["id"]) for item in found if item["parameters"].get("store") == store), None)
 
 
 class ShownRun:
