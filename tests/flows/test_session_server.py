@@ -15,6 +15,7 @@ from cairn.flows.orchestrator import prefect_server, session_server
 from cairn.flows.orchestrator.prefect_server import ServerHome
 from cairn.flows.orchestrator.prefect_settings import authorization, prefect_home
 from cairn.flows.orchestrator.session_server import SessionServer, settle_client
+from tests.processes.fork_server import fork_server
 from tests.processes.waiting import patience_seconds, wait_until
 
 Choose = Callable[..., tuple[SessionServer, dict[str, str], list[str]]]
@@ -131,7 +132,8 @@ def test_a_second_command_uses_the_server_of_the_first(choose: Choose) -> None:
 
 def test_a_server_ends_with_the_last_command_that_uses_it(choose: Choose) -> None:
     first, second = choose()[0], choose()[0]
-    process = process_of(first)
+    with fork_server().forking():
+        process = process_of(first)
     first.stop()
     assert second.wait_ready() and process.is_running()
     second.stop()

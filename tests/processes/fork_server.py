@@ -35,14 +35,18 @@ PROGRAMS = frozenset(
         "tests.programs.chaos.rank_launcher",
         "tests.programs.chaos.rank_victim",
         "tests.crash.noticed_command",
+        "tests.crash.one_file_process",
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",
+        "tests.tasks.real_ends.scenes",
         "tests.wiring.tensorless_trainer",
     }
 )
 ROOT = Path(__file__).parents[2]
 SYNCS = "CAIRN_TEST_SYNCS"
 """The variable of a forked process whose fsync is the system's."""
+SMALL_PRODUCTS = (256,)
+"""Sizes of the matrices by which a trainer of a test measures its peak: others take 0.3 s of a core in each process."""
 PADDING = 4096
 """Bytes of command line and of environment that a fork server sets aside, for those of the processes it forks."""
 _LARGEST_REQUEST = 1 << 18

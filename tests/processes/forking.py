@@ -27,6 +27,7 @@ from tests.processes.fork_server import (
     BOUNDED,
     CHILD,
     PROGRAMS,
+    SMALL_PRODUCTS,
     SYNCS,
     ForkExec,
     ForkRequest,
@@ -75,6 +76,8 @@ def main() -> None:
     """Import everything, then fork at request; in a forked process, run its program."""
     for name in sys.argv[3:] or (*PROGRAMS, *_IMPORTS):
         importlib.import_module(name)
+    if utilization := sys.modules.get("cairn.model.estimates.utilization"):
+        utilization.__dict__["_CPU_SIZES"] = SMALL_PRODUCTS
     gc.freeze()  # a collection would copy every page
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, "a process with threads cannot be forked safely"
