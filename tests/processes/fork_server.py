@@ -39,7 +39,6 @@ PROGRAMS = frozenset(
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",
         "tests.tasks.real_ends.scenes",
-        "tests.wiring.tensorless_trainer",
     }
 )
 ROOT = Path(__file__).parents[2]
