@@ -3,6 +3,7 @@
 Owns the seams all suites share; refuses to know any package: each suite's own fixtures live beside it.
 """
 
+import functools
 import gc
 import itertools
 import os
@@ -148,7 +149,12 @@ def _computes(item: pytest.Item) -> bool:
 
 
 def _suite(item: pytest.Item) -> str:
-    return item.path.relative_to(HERE).parts[0]
+    return _suite_of(item.path)
+
+
+@functools.cache
+def _suite_of(path: Path) -> str:
+    return path.relative_to(HERE).parts[0]
 
 
 def pytest_runtest_setup() -> None:

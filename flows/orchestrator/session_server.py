@@ -78,8 +78,8 @@ class SessionServer:
                 return
         # A home that cannot be used, or is served where this process cannot reach it, costs what it would remember.
         own = ExitStack()
-        atexit.register(own.close)
         folder = own.enter_context(temporary_folder("cairn-prefect-"))
+        atexit.register(own.close)  # before what watches the folder is ended, which was registered before
         if not self._join(ServerHome(folder), 0.0):
             self._lose(f"no file in {folder} can be locked")
 

@@ -21,6 +21,7 @@ from tests.commands import Cairn, Ended, imported_by
 from tests.entries import opened, writer
 from tests.fabricated_run import FabricatedRun
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
 BLOCK = 64
 PLAIN = DataConfig(sources=("*.txt",), tokenizer="bytes", val_fraction=0.3, split="documents")
 WEIGHTED = DataConfig(sources=("0*.txt", "1*.txt", "2*.txt"), weights=(1, 2, 5), tokenizer="bytes", val_fraction=0.3)

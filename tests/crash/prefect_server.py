@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 from cairn.flows.orchestrator.prefect_settings import prefect_home
-from tests.processes.waiting import wait_until
+from tests.processes.waiting import patience_seconds, wait_until
 from tests.session_folder import end_with_session, once, session_folder
 
 PREFECT = ("prefect", "server", "start", "--host", "127.0.0.1")
@@ -53,7 +53,7 @@ class Server:
     def stop(self) -> None:
         """End it as a person would, and wait."""
         self.signal(signal.SIGTERM)
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=patience_seconds())
 
     def kill(self) -> None:
         """End it at once."""

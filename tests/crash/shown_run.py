@@ -1,7 +1,10 @@
 """What a Prefect server knows of a run's last flow run."""
 
+from typing import Any
+
 from tests.crash.prefect_api import ask, edges, flow_run, task_runs
 from tests.crash.training_command import RUN, Command
+from tests.processes.waiting import wait_until
 
 
 def flow_run_of(command: Command) -> str | None:
@@ -14,7 +17,17 @@ def flow_run_of(command: Command) -> str | None:
     wanted = {"flow_runs": {"tags": {"all_": [f"run:{RUN}"]}}, "sort": "EXPECTED_START_TIME_DESC"}
     found = ask(command.api_url, "flow_runs/filter", wanted)
     store = command.store.url.removeprefix("file://")
-    return next((str(item["id"]) for item in found if item["parameters"]["store"] == store), None)
+    return next((str(item["id"]) for item in found if item["parameters"].get("store") == store), None)
+
+
+def ended_task_runs(api_url: str, flow_run_id: str, last: str) -> list[dict[str, Any]]:
+    """Return the task runs, once the server knows the last one: it learns of them by events, later."""
+
+    def has_ended() -> bool:
+        return any(item["name"] == last and item["end_time"] for item in task_runs(api_url, flow_run_id))
+
+    wait_until(has_ended, f"the end of {last}")
+    return task_runs(api_url, flow_run_id)
 
 
 class ShownRun:

@@ -12,21 +12,11 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cairn.flows.run.steps import Chain, steps_by
 from cairn.tasks.train_segment import Segment
-from tests.crash.prefect_api import edges, task_runs
-from tests.processes.waiting import wait_until
+from tests.crash.prefect_api import edges
+from tests.crash.shown_run import ended_task_runs
 from tests.wiring.flow_in_process import FlowWorld, NotedWarmTrainer, answer_for_evaluators
 
 PROMOTED = "promote step 20 to champion"
-
-
-def ended_task_runs(api_url: str, flow_run_id: str, last: str = PROMOTED) -> list[dict[str, Any]]:
-    """Return the task runs, once the server knows the last one: it learns of them by events, later."""
-
-    def has_ended() -> bool:
-        return any(item["name"] == last and item["end_time"] for item in task_runs(api_url, flow_run_id))
-
-    wait_until(has_ended, f"the end of {last}")
-    return task_runs(api_url, flow_run_id)
 
 
 @pytest.fixture
@@ -62,7 +52,7 @@ def test_each_task_run_follows_what_comes_right_before_it_in_the_chain_and_nothi
     world: FlowWorld, server: str
 ) -> None:
     flow_run_id = trained(world, "checkpoint.every_steps=10", "evaluation.every_commits=1")
-    assert edges(ended_task_runs(server, flow_run_id)) == {
+    assert edges(ended_task_runs(server, flow_run_id, PROMOTED)) == {
         "tokenize-and-split": [],
         "train-segment 0-10, attempt 1": ["tokenize-and-split"],
         "commit-checkpoint 10, attempt 1": ["train-segment 0-10, attempt 1"],
@@ -75,7 +65,8 @@ def test_each_task_run_follows_what_comes_right_before_it_in_the_chain_and_nothi
 
 
 def test_a_segment_that_failed_is_followed_by_that_of_the_next_attempt(world: FlowWorld, server: str) -> None:
-    follows = edges(ended_task_runs(server, trained(world, "checkpoint.every_steps=10", fault="kill@13")))
+    flow_run_id = trained(world, "checkpoint.every_steps=10", fault="kill@13")
+    follows = edges(ended_task_runs(server, flow_run_id, PROMOTED))
     (again,) = [name for name in follows if name.startswith("train-segment 10-20, attempt 2")]
     assert follows[again] == ["train-segment 10-20, attempt 1"]
     assert follows[PROMOTED] == ["evaluate 20"]

@@ -37,8 +37,8 @@ def test_a_command_killed_before_its_run_begins_leaves_no_trainer(alone: Command
     process = alone.start()
     wait_for(lambda: bool(trainers_of(process)), process, "a trainer that waits")
     trainers = trainers_of(process)
-    assert alone.state().latest_attempt == 0
     kill_flow(process)
+    assert alone.state().latest_attempt == 0
     assert_gone(trainers)
 
 

@@ -18,6 +18,7 @@ from cairn.tasks.configuration.configuration_source import parse_configuration
 from tests.commands import ROOT
 from tests.crash.training_command import ARCHITECTURES, RUN, Command
 from tests.documented_commands import documented_configurations
+from tests.processes.fork_server import fork_server
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 ONE_FILE = ROOT / "docs" / "one_file.py"
@@ -107,8 +108,9 @@ def train_in(folder: Path, *arguments: str) -> str:
 
     In this process other tests may have settled how its libraries compute.
     """
-    words = [sys.executable, "-P", str(ONE_FILE), *arguments]
-    return subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout
+    words = [sys.executable, "-m", "tests.crash.one_file_process", str(ONE_FILE), *arguments]
+    with fork_server().forking():
+        return subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 def test_three_checkpoints_have_the_bits_of_the_one_file(witness: Witness) -> None:

@@ -15,6 +15,8 @@ from cairn.flows.orchestrator import prefect_server, session_server
 from cairn.flows.orchestrator.prefect_server import ServerHome
 from cairn.flows.orchestrator.prefect_settings import authorization, prefect_home
 from cairn.flows.orchestrator.session_server import SessionServer, settle_client
+from tests.crash.prefect_server import copy_untouched_database
+from tests.processes.fork_server import fork_server
 from tests.processes.waiting import patience_seconds, wait_until
 
 Choose = Callable[..., tuple[SessionServer, dict[str, str], list[str]]]
@@ -129,9 +131,12 @@ def test_a_second_command_uses_the_server_of_the_first(choose: Choose) -> None:
     assert not second[0].is_lost
 
 
-def test_a_server_ends_with_the_last_command_that_uses_it(choose: Choose) -> None:
-    first, second = choose()[0], choose()[0]
-    process = process_of(first)
+def test_a_server_ends_with_the_last_command_that_uses_it(choose: Choose, tmp_path: Path) -> None:
+    copy_untouched_database(tmp_path)
+    cache = str(tmp_path / "cache")
+    first, second = choose(CAIRN_CACHE=cache)[0], choose(CAIRN_CACHE=cache)[0]
+    with fork_server().forking():
+        process = process_of(first)
     first.stop()
     assert second.wait_ready() and process.is_running()
     second.stop()

@@ -1,9 +1,19 @@
-"""The tests of the model run on one thread."""
+"""The tests of the model run on one thread, and measure a peak by small products."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from cairn.model.estimates import utilization
+from tests.processes.fork_server import SMALL_PRODUCTS
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _quick_peak() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utilization, "_CPU_SIZES", SMALL_PRODUCTS)
+        yield
 
 
 @pytest.fixture(autouse=True)

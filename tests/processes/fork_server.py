@@ -2,8 +2,9 @@
 
 The new process is a real child of the one that asks, with its own process id, files, environment, command line and
 exit code; the seconds of importing are saved, and those of fsync, since a killed process loses no page of the cache.
-`PROGRAMS` lists what can be started so; its own children of these programs are forked as well. Some tests start their
-commands without it, so that the true start stays tested.
+`PROGRAMS` lists what can be started so; its own children of these programs are forked as well. A light server has only
+the modules that it is started for, and forks these alone, also where they are called in a bounded child. Some tests
+start their commands without it, so that the true start stays tested.
 """
 
 import atexit
@@ -22,6 +23,8 @@ from typing import Any
 
 CHILD = "cairn.storage.stores.child_process"
 """Runs the program that its first argument names, for as long as its parent runs."""
+BOUNDED = "--bounded"
+"""In place of a program's name: a call with bounded memory and time (`bounded_command`)."""
 PROGRAMS = frozenset(
     {
         "cairn.cli.command",
@@ -32,17 +35,25 @@ PROGRAMS = frozenset(
         "tests.programs.chaos.rank_launcher",
         "tests.programs.chaos.rank_victim",
         "tests.crash.noticed_command",
+        "tests.crash.one_file_process",
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",
+        "tests.tasks.real_ends.scenes",
     }
 )
 ROOT = Path(__file__).parents[2]
 SYNCS = "CAIRN_TEST_SYNCS"
 """The variable of a forked process whose fsync is the system's."""
+SMALL_PRODUCTS = (256,)
+"""Sizes of the matrices by which a trainer of a test measures its peak: others take 0.3 s of a core in each process."""
 PADDING = 4096
 """Bytes of command line and of environment that a fork server sets aside, for those of the processes it forks."""
 _LARGEST_REQUEST = 1 << 18
-_SINGLE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OMP_NUM_THREADS": "1"}
+_SINGLE_THREAD = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "OMP_NUM_THREADS": "1",
+}
 _PATCHING = threading.Lock()
 
 
@@ -68,13 +79,14 @@ def decode_request(data: bytes) -> ForkRequest:
 
 
 class ForkServer:
-    """One process that has everything imported, and forks at request."""
+    """One process that has everything imported, or these modules alone, and forks at request."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *modules: str) -> None:
         """Start it, and wait until its imports are done."""
+        self._programs = frozenset(modules) or PROGRAMS
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            words = [sys.executable, "-m", "tests.processes.forking", str(theirs.fileno()), "x" * PADDING]
+            words = [sys.executable, "-m", "tests.processes.forking", str(theirs.fileno()), "x" * PADDING, *modules]
             self._process = subprocess.Popen(
                 words,
                 cwd=ROOT,
@@ -91,16 +103,16 @@ class ForkServer:
         self._process.wait()
 
     def popen(self, words: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
-        """Start `words` as `subprocess.Popen` does, forked if they name one of `PROGRAMS`."""
+        """Start `words` as `subprocess.Popen` does, forked if they name one of the server's programs."""
         with self.forking():
             return subprocess.Popen(words, **options)
 
     @contextmanager
     def forking(self) -> Iterator[None]:
-        """Fork what this process starts within the block, where it is one of `PROGRAMS`."""
+        """Fork what this process starts within the block, where it is one of the server's programs."""
         with _PATCHING:
             exec_process, spawns = subprocess._fork_exec, subprocess._USE_POSIX_SPAWN  # type: ignore[attr-defined]
-            subprocess._fork_exec = ForkExec(self._socket, exec_process)  # type: ignore[attr-defined]
+            subprocess._fork_exec = ForkExec(self._socket, exec_process, self._programs)  # type: ignore[attr-defined]
             subprocess._USE_POSIX_SPAWN = False  # the other way to start a process, common since Python 3.13
             try:
                 yield
@@ -109,9 +121,12 @@ class ForkServer:
 
 
 @functools.cache
-def fork_server() -> ForkServer:
-    """The fork server of this process, started at the first call and ended with the process."""
-    server = ForkServer(os.environ)
+def fork_server(*modules: str) -> ForkServer:
+    """The fork server of this process, started at the first call and ended with the process.
+
+    One for a few `modules` alone starts in half a second, and forks in a tenth of the time.
+    """
+    server = ForkServer(os.environ, *modules)
     atexit.register(server.close)
     return server
 
@@ -119,14 +134,15 @@ def fork_server() -> ForkServer:
 class ForkExec:
     """In the place of the function by which `subprocess.Popen` starts a process: asks a fork server, where that can."""
 
-    def __init__(self, server: socket.socket, exec_process: Any) -> None:
-        """Ask `server`; what is not one of `PROGRAMS` is started by `exec_process`, the function replaced."""
+    def __init__(self, server: socket.socket, exec_process: Any, programs: frozenset[str] = PROGRAMS) -> None:
+        """Ask `server`; what is not one of `programs` is started by `exec_process`, the function replaced."""
         self._server, self._exec_process, self._lock = server, exec_process, threading.Lock()
+        self._programs = programs
 
     def __call__(self, words: Sequence[Any], *arguments: Any) -> int:
         """Start a process and return its id; the arguments are those of `_posixsubprocess.fork_exec`."""
         command = [os.fsdecode(word) for word in words]
-        if next(iter(words_of_program(command)), None) not in PROGRAMS:
+        if name_of_program(words_of_program(command)) not in self._programs:
             return int(self._exec_process(words, *arguments))
         _, _, kept, folder, environment, stdin, _, _, stdout, _, stderr, _, error_pipe, _, new_session = arguments[:15]
         own = [number for number in kept if number != error_pipe]
@@ -153,6 +169,11 @@ def words_of_program(command: Sequence[str]) -> Sequence[str]:
         return ()
     words = command[command.index("-m") + 1 :]
     return words[1:] if words[0] == CHILD else words
+
+
+def name_of_program(words: Sequence[str]) -> str:
+    """Return the module that these words of a program name, that of a bounded child too; empty without words."""
+    return str(json.loads(words[1])[2]) if BOUNDED in words[:1] else next(iter(words), "")
 
 
 def receive_request(server: socket.socket) -> tuple[ForkRequest, list[int]] | None:

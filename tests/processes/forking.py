@@ -1,10 +1,11 @@
-"""The fork server itself: `python -m tests.processes.forking SOCKET PADDING` (see `fork_server`).
+"""The fork server itself: `python -m tests.processes.forking SOCKET PADDING [MODULES]` (see `fork_server`).
 
 A forked process becomes a child of the process that asked by clone(2) with CLONE_PARENT, so that it can be waited for
 and killed like any other. A process that runs `cairn` or a launcher of ranks gets a fork server of its own for its
 children, forked before it has threads.
 """
 
+import atexit
 import ctypes
 import fcntl
 import functools
@@ -16,12 +17,23 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cairn.storage.stores.child_process import watch_parent
+from cairn.storage.stores import child_process
 from tests.processes import stacks
-from tests.processes.fork_server import CHILD, PROGRAMS, SYNCS, ForkExec, ForkRequest, receive_request, words_of_program
+from tests.processes.fork_server import (
+    BOUNDED,
+    CHILD,
+    PROGRAMS,
+    SMALL_PRODUCTS,
+    SYNCS,
+    ForkExec,
+    ForkRequest,
+    receive_request,
+    words_of_program,
+)
 
 _CLONE_PARENT = 0x8000
 _SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}[platform.machine()]
@@ -54,14 +66,18 @@ _IMPORTS = (
 )
 _STARTERS = ("cairn.cli.command", "cairn.tasks.trainer.trainer_group", "tests.programs.chaos.rank_launcher")
 """The programs that start others of `PROGRAMS`."""
+_USING_PREFECT = ("cairn.cli.command", "cairn.flows.orchestrator.prefect_server", "tests.crash.noticed_command")
+"""The programs that read Prefect's settings, which takes a tenth of a second of a core."""
 _process = ctypes.PyDLL(None, use_errno=True)
 """Keeps the interpreter's lock in its calls: a released one would stay so in the new process."""
 
 
 def main() -> None:
     """Import everything, then fork at request; in a forked process, run its program."""
-    for name in (*PROGRAMS, *_IMPORTS):
+    for name in sys.argv[3:] or (*PROGRAMS, *_IMPORTS):
         importlib.import_module(name)
+    if utilization := sys.modules.get("cairn.model.estimates.utilization"):
+        utilization.__dict__["_CPU_SIZES"] = SMALL_PRODUCTS
     gc.freeze()  # a collection would copy every page
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, "a process with threads cannot be forked safely"
@@ -201,18 +217,38 @@ def show_as(words: Sequence[str], environment: Mapping[str, str]) -> None:
 
 def run(request: ForkRequest) -> None:
     """Run the program to its end, as `python -m` would; one that starts others gets a fork server of its own first."""
-    if words_of_program(request.words)[0] in _STARTERS:
+    name = sys.argv[0]
+    if name in _STARTERS:
         serve_children()
     stacks.listen()
+    if name in _USING_PREFECT:
+        _read_prefects_settings()
+    if name == BOUNDED:
+        sys.argv.insert(0, CHILD)
+        child_process.main()
+    else:
+        program: Callable[[], None] = importlib.import_module(name).main
+        if CHILD in request.words:
+            child_process.watch_parent()
+        program()
+    _leave()
+
+
+def _read_prefects_settings() -> None:
     from prefect.context import refresh_global_settings_context
     from prefect.logging.configuration import setup_logging
 
     refresh_global_settings_context()
     setup_logging(incremental=False)
-    program: Callable[[], None] = importlib.import_module(sys.argv[0]).main
-    if CHILD in request.words:
-        watch_parent()
-    program()
+
+
+def _leave() -> None:
+    """Do at the end what an interpreter does, but free nothing: that copies every page, 0.4 s of a core."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _ignore_signals() -> None:

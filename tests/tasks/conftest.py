@@ -10,6 +10,9 @@ from types import ModuleType
 import pytest
 
 from cairn.storage.stores.local_store import LocalStore
+from tests.processes.forked_parsers import forked_parsers
+
+__all__ = ["forked_parsers", "store", "transformers"]
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from cairn.tasks.data.token_import import export_tokens
 from cairn.tasks.tokenize_and_split import tokenize_part
 from tests.tasks.corpus_files import build_in_shards, packed
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
 CHATML = (Path(__file__).parent / "chat_templates" / "chatml.jinja").read_text()
 ENDED = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[{{ m.content }}]"

@@ -25,6 +25,11 @@ SLOW = 0.2
 """Seconds of a step in which a rank that is started has a chance to join."""
 
 
+def poll_soon(seconds: float) -> None:
+    """Sleep a twentieth of what a launcher wants to, whose patience is counted in polls."""
+    time.sleep(seconds / 20)
+
+
 def problems(ended: Ended, undisturbed: Ended) -> list[str]:
     """What does not hold, on a machine of any load: how soon ranks go on is what the campaign measures."""
     return find_problems(ended, undisturbed, bound_seconds=patience_seconds())
@@ -189,14 +194,14 @@ def test_only_a_killed_rank_that_is_not_the_first_is_outlived_and_only_where_ran
 ) -> None:
     seen = list[tuple[int, ...]]()
     launched = Launched(tmp_path, *programs, said=said)
-    ended = launched.ranks.wait(sleep=lambda seconds: seen.append(launched.members()) or time.sleep(seconds))
+    ended = launched.ranks.wait(sleep=lambda seconds: seen.append(launched.members()) or poll_soon(seconds))
     assert (ended is None) == bool(left)
     assert (left or ()) in seen
 
 
 def test_a_rank_that_was_outlived_is_not_the_cause_of_a_later_end(tmp_path: Path) -> None:
     def end_of(first: str) -> trainer_protocol.RankEnded | None:
-        return Launched(tmp_path / first.replace(" ", "-"), first, KILLED).ranks.wait()
+        return Launched(tmp_path / first.replace(" ", "-"), first, KILLED).ranks.wait(sleep=poll_soon)
 
     assert end_of("sleep 0.3; exit 0") is None
     assert end_of("sleep 0.3; exit 3") == trainer_protocol.RankEnded(rank=0, exit_code=3)

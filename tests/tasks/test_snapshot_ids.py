@@ -21,6 +21,8 @@ from tests.memory_store import MemoryStore
 from tests.tasks.corpus_files import shaped
 from tests.tasks.tokenizer_kinds import KINDS, MORE, PARAGRAPHS, TEXTS
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 
 def stored_zstd(content: bytes) -> bytes:
     """Return one zstd frame of one raw block (RFC 8878): equal bytes with every version of the library."""

@@ -23,6 +23,7 @@ from tests.memory_store import MemoryStore
 from tests.tasks import killed_build
 from tests.tasks.corpus_files import build_in_shards, packed, shaped
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
 TEXTS = [f"Text {number}: " + " ".join(f"stone{number * k % 89}" for k in range(1, 30)) for number in range(300)]
 ROOT = Path(killed_build.__file__).parents[2]
 DATA = DataConfig(sources=("*.jsonl", "b.*", "c.ndjson", "*.gz"), tokenizer="bpe:300")

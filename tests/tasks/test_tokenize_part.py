@@ -26,6 +26,7 @@ from tests.memory_store import CrashingStore, MemoryStore
 from tests.tasks.corpus_files import COMPRESSIONS, packed, shaped
 from tests.tasks.tokenizer_kinds import PARAGRAPHS, learned, wordlevel
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
 TEXTS = [*PARAGRAPHS, *(text.upper() for text in PARAGRAPHS)]
 BYTES: dict[str, Any] = {"tokenizer": "bytes"}
 

@@ -38,10 +38,11 @@ from cairn.tasks.evaluator.evaluator_process import Outcome
 from cairn.tasks.policy.failures import Evidence
 from cairn.tasks.trainer.trainer_process import TrainerChild, WarmTrainer
 from cairn.tasks.trainer.trainer_protocol import Finish, TrainerSpec, TrainUntil, decode_message
+from tests.processes.fork_server import fork_server
 from tests.wiring.tensorless_trainer import heard_by
 
 ROOT = Path(__file__).parents[2]
-RUN = "bard"
+RUN, PROGRAM = "bard", "tests.wiring.tensorless_trainer"
 CONFIG = """
 model_family = "gpt2-wiring"
 [data]
@@ -70,8 +71,7 @@ class NotedWarmTrainer(WarmTrainer):
     """Starts trainers without tensors; notes how long the flow wants to wait between attempts, and does not wait."""
 
     def __init__(self, *arguments: str) -> None:
-        command = (sys.executable, "-m", "tests.wiring.tensorless_trainer", *arguments)
-        super().__init__(partial(TrainerChild, command=command))
+        super().__init__(partial(_fork_trainer, (sys.executable, "-m", PROGRAM, *arguments)))
         self.waited: list[float] = []
         self._acquired: list[TrainerChild] = []
 
@@ -88,6 +88,11 @@ class NotedWarmTrainer(WarmTrainer):
         self.close()
         for child in self._acquired:
             child.discard()
+
+
+def _fork_trainer(command: tuple[str, ...], work_dir: Path) -> TrainerChild:
+    with fork_server(PROGRAM).forking():
+        return TrainerChild(work_dir, command)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -31,6 +31,7 @@ from cairn.tasks.machine.machine_speed import device_name
 from cairn.tasks.machine.placement import resolved_device, usable_cores
 from cairn.tasks.policy.failures import Evidence
 from cairn.tasks.train_segment import Segment
+from cairn.tasks.trainer import trainer_process
 from cairn.tasks.trainer.trainer_process import ReceivedEvents
 from cairn.tasks.trainer.trainer_protocol import Finish, SegmentDone, TrainUntil
 from tests.wiring.flow_in_process import RUN, FlowWorld, NotedWarmTrainer, answer_for_evaluators, end_with
@@ -397,12 +398,15 @@ def test_a_run_is_finished_after_its_trainer_has_ended_which_has_a_limit(flow: F
     assert not list(flow.folder.rglob("finished-before-its-trainer"))
 
 
-def test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung_and_its_silence_is_wasted(flow: FlowWorld) -> None:
-    state = flow.train("watchdog.startup_seconds=1.0", "budgets.hung.retries=0", warm=NotedWarmTrainer("--deaf"))
+def test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung_and_its_silence_is_wasted(
+    flow: FlowWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_process, "_STACKS_POLL_SECONDS", 0.0)  # this trainer has no stacks to wait for
+    state = flow.train("watchdog.startup_seconds=0.5", "budgets.hung.retries=0", warm=NotedWarmTrainer("--deaf"))
     (record,) = flow.log.state.attempts
     assert record.ended is not None and (state.name, record.ended.reason) == ("Failed", "hung")
     silent = record.ended.evidence["silent_seconds"]
-    assert record.ended.evidence["allowed_seconds"] == 1.0 < silent <= record.ended.wasted_gpu_seconds
+    assert record.ended.evidence["allowed_seconds"] == 0.5 < silent <= record.ended.wasted_gpu_seconds
 
 
 def test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration(flow: FlowWorld) -> None:

@@ -22,6 +22,7 @@ from cairn.tasks.trainer.machines import Machines
 from cairn.tasks.trainer.trainer_process import tail_of
 from cairn.tasks.trainer.trainer_protocol import decode_message
 from tests.memory_store import MemoryStore
+from tests.processes.fork_server import fork_server
 from tests.storage.builders import claim, commit, run_log, run_with_commits, stage
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,7 +53,8 @@ def play_scenes(folder: Path, names: list[str]) -> dict[str, Evidence]:
     """Play scenes of a trainer that speaks and return the evidence each left."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "tests.tasks.real_ends.scenes", str(folder), *names]
-    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True, timeout=DEADLINE_SECONDS)
+    with fork_server().forking():
+        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True, timeout=DEADLINE_SECONDS)
     kinds = [name.partition("=")[0] for name in names]
     return {kind: _left_behind(folder / kind) for kind in kinds}
 

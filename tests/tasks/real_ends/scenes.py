@@ -277,9 +277,10 @@ def play(scene: Scene, folder: Path) -> None:
     os._exit(0)
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main() -> None:
     """Play the named scenes, one after the other."""
-    for name in names:
+    folder = Path(sys.argv[1])
+    for name in sys.argv[2:]:
         kind, _, argument = name.partition("=")
         scene = partial(full_disk, argument) if kind == "full-disk" else (SCENES | ON_REQUEST)[kind]
         child = os.fork()
@@ -290,4 +291,4 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main()
