@@ -126,8 +126,7 @@ class AttemptTrainer:
             # A trainer that has ended gives its reason; one that still runs has nothing more to do.
             code = process.reap() if isinstance(problem, TrainerGone) else process.kill()
             report = process.received.newest(ExceptionReport)
-        lost = run.machines.end_attempt()
-        memory = self._memory.reading() if self._memory else MemoryReading()
+        lost, memory = run.machines.end_attempt(), self._memory.reading() if self._memory else MemoryReading()
         last = process.received.newest(trainer_protocol.StepDone) if process else None
         return Evidence(
             exit_code=code,

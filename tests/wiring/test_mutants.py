@@ -1,13 +1,14 @@
-"""Each wrong wire of the list turns a test of the default suite red; `make test-mutants` tries them all."""
+"""Each wrong wire of the table turns a test of the default suite red; `make test-mutants` tries them all."""
 
 import ast
+from pathlib import Path
 
 import pytest
 
 from tests.programs.mutation.mutated_copy import ROOT, MutatedCopy
-from tests.wiring.mutant import Mutant
-from tests.wiring.mutants import LEAST, MUTANTS
+from tests.wiring.wire import Wire, read_wires
 
+WIRES = read_wires(Path(__file__).with_name("wires.tsv"))
 SOME_TESTS_FAILED = 1
 """Pytest's exit code; a mutant that only breaks an import has another one."""
 
@@ -20,32 +21,57 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> MutatedCopy:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_the_mutant_is_caught(mutant: Mutant, copy: MutatedCopy) -> None:
-    mutated = mutant.mutate((ROOT / mutant.path).read_text(encoding="utf-8")).encode()
-    done = copy.run_tests(mutant.path, mutated, mutant.tests)
-    assert done.returncode == SOME_TESTS_FAILED, f"{mutant.name} survived: {' '.join(mutant.tests)}\n{done.stdout}"
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+def test_the_mutant_is_caught(wire: Wire, copy: MutatedCopy) -> None:
+    mutated = wire.mutate((ROOT / wire.path).read_text(encoding="utf-8")).encode()
+    done = copy.run_tests(wire.path, mutated, wire.tests)
+    assert done.returncode == SOME_TESTS_FAILED, f"{wire.name} survived: {' '.join(wire.tests)}\n{done.stdout}"
 
 
 def test_every_mutant_changes_one_place_of_today_and_is_still_a_program() -> None:
-    for mutant in MUTANTS:
-        text = (ROOT / mutant.path).read_text(encoding="utf-8")
-        mutated = mutant.mutate(text)
-        assert mutated != text, mutant.name
-        if mutant.path.endswith(".py"):
-            compile(mutated, mutant.path, "exec")
+    for wire in WIRES:
+        text = (ROOT / wire.path).read_text(encoding="utf-8")
+        mutated = wire.mutate(text)
+        if wire.path.endswith(".py"):
+            assert mutated != ast.unparse(ast.parse(text)), wire.name
+            compile(mutated, wire.path, "exec")
 
 
 def test_what_is_to_catch_a_mutant_is_in_the_default_suite() -> None:
-    named = {test.partition("[")[0] for mutant in MUTANTS for test in mutant.tests}
+    named = {test.partition("[")[0] for wire in WIRES for test in wire.tests}
     known = {f"{path}::{name}" for path in {test.partition("::")[0] for test in named} for name in default_tests(path)}
     assert named - known == set()
-    assert [mutant.name for mutant in MUTANTS if not mutant.tests] == []
+    assert [wire.name for wire in WIRES if not wire.tests] == []
 
 
-def test_the_list_has_its_length_and_every_mutant_a_name_of_its_own() -> None:
-    names = [mutant.name for mutant in MUTANTS]
-    assert len(names) >= LEAST and len(set(names)) == len(names)
+def test_every_mutant_has_a_name_of_its_own() -> None:
+    names = [wire.name for wire in WIRES]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("part", "wire", "wrong", "mutated"),
+    [
+        pytest.param("f", "b", "0", "def f():\n    return g(a, 0, c=d)", id="an expression is replaced"),
+        pytest.param("f", "a", "", "def f():\n    return g(b, c=d)", id="an argument is cut out"),
+        pytest.param("f", "c=d", "", "def f():\n    return g(a, b)", id="an argument by name is cut out"),
+        pytest.param("f", "c=d", "d=c", "def f():\n    return g(a, b, d=c)", id="an argument by name is replaced"),
+        pytest.param("f", "return g(a,  b, c = d)", "", "def f():\n    pass", id="a statement is cut out"),
+        pytest.param("C.f", "g()", "", "def f():\n        pass", id="a call for its effect is cut out"),
+        pytest.param("C.f", "g()", "a(); b()", "def f():\n        a()\n        b()\n", id="a call becomes two"),
+        pytest.param("C.h#2", "g()", "0", "def h():\n        g()\n        0", id="the second of two"),
+    ],
+)
+def test_a_wire_is_found_by_what_it_reads_as(part: str, wire: str, wrong: str, mutated: str) -> None:
+    text = "def f():\n    return g(\n        a,\n        b,\n        c=d,\n    )\n\nclass C:\n\n"
+    text += "    def f():\n        g()\n\n    def h():\n        g()\n        g()\n"
+    assert mutated in Wire(name="", path="x.py", part=part, wire=wire, wrong=wrong, tests=()).mutate(text)
+
+
+@pytest.mark.parametrize(("part", "wire"), [("f", "a"), ("f", "b"), ("f#3", "a")])
+def test_a_wire_that_is_not_there_as_often_as_it_says_is_refused(part: str, wire: str) -> None:
+    with pytest.raises(ValueError, match="not once in f"):
+        Wire(name="", path="x.py", part=part, wire=wire, wrong="0", tests=()).mutate("def f():\n    return a, a, c\n")
 
 
 def default_tests(path: str) -> set[str]:
