@@ -215,19 +215,20 @@ def replay(
         cairn replay quickstart --from 200 --to 400
         cairn replay quickstart --sample 5%
     """
-    from cairn.operations import unrecorded_plan, unrecorded_training
+    from cairn.operations.unrecorded_plan import choose_segments, parse_sample
 
-    percent = unrecorded_plan.parse_sample(sample)
+    percent = parse_sample(sample)
     if to_step is not None and to_step <= from_step:
         raise InvalidConfiguration(f"--from {from_step} --to {to_step}: must begin before it ends")
     log = open_run_log(store, run)
+    from cairn.operations.unrecorded_training import replay_run  # torch is imported only now that there is such a run
     from cairn.tasks.text.live_lines import LiveLines
 
     lines = LiveLines(stays=False)
     with lines.show():
-        found = unrecorded_training.replay_run(
+        found = replay_run(
             log,
-            partial(unrecorded_plan.choose_segments, run_id=run, from_step=from_step, to_step=to_step, percent=percent),
+            partial(choose_segments, run_id=run, from_step=from_step, to_step=to_step, percent=percent),
             on_segment=lambda done: lines.write([f"steps {done.from_step} to {done.end.step}: {done.outcome}"]),
         )
     for item in found.failed:

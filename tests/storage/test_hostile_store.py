@@ -93,7 +93,7 @@ def test_a_reference_out_of_the_store_is_followed_nowhere(store: ObjectStore, pr
     "key", ["x" * 201, f"a/{'x' * 201}/b", "/".join(["abcdefgh"] * 100)], ids=["name", "inner", "whole"]
 )
 def test_a_name_no_store_could_keep_is_refused_before_it_is_tried(store: ObjectStore, key: str) -> None:
-    with pytest.raises(StorageError, match="choose a shorter name") as refused:
+    with pytest.raises(StorageError, match="at most") as refused:
         store.write(key, b"")
     assert len(str(refused.value)) < 1000
 
