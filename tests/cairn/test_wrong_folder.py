@@ -27,4 +27,4 @@ def test_a_store_without_runs_is_named_with_one_nearby(cairn: Cairn, tmp_path: P
 def test_a_store_with_nothing_but_empty_folders_is_not_near_itself(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "empty" / "runs" / "bard" / "log").mkdir(parents=True)
     ended = cairn("status", "bard", "--store", "empty")
-    assert ended.code == 2 and "there are no runs in" in ended.err and "stores nearby" not in ended.err
+    assert ended.code == 2 and "there are no runs in" in ended.err and "--store ../empty" not in ended.err
