@@ -15,19 +15,15 @@ from tests.networks.own_files import layers
     [
         (layers("", "raise ValueError('not so')"), "net.py, line 22, in forward: ValueError: not so"),
         (layers(made="import os; os._exit(0)"), "it ended without a result"),
-        # Each takes a child with torch; quick witness: the two before.
-        pytest.param(
-            layers("self.lazy = nn.LazyLinear(3)"),
-            "Attempted to use an uninitialized parameter",
-            marks=pytest.mark.slow,
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)  # each takes a child with torch; quick witness: the two before
+            for case in (
+                (layers("self.lazy = nn.LazyLinear(3)"), "Attempted to use an uninitialized parameter"),
+                (layers(made="raise SystemExit"), "net.py, line 28, in build: SystemExit"),
+                (layers(made="import os; os.kill(os.getpid(), 9)"), "it ended with code -9; the system"),
+                (layers(made="network = None"), "made a NoneType; rule: an nn.Module"),
+            )
         ),
-        pytest.param(layers(made="raise SystemExit"), "net.py, line 28, in build: SystemExit", marks=pytest.mark.slow),
-        pytest.param(
-            layers(made="import os; os.kill(os.getpid(), 9)"),
-            "it ended with code -9; the system",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(layers(made="network = None"), "made a NoneType; rule: an nn.Module", marks=pytest.mark.slow),
     ],
 )
 def test_a_module_that_fails_is_refused_in_a_line(files: dict[str, bytes], said: str, tmp_path: Path) -> None:
