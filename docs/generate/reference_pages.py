@@ -113,6 +113,8 @@ def _type_words(hint: Any) -> str:
     if isinstance(hint, EnumType):
         return " or ".join(f'"{member.value}"' for member in hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not issubclass(get_args(hint)[0], str):
+            raise TypeError(f"{hint}: an object of JSON has text as its keys")
         return f"object of {_as_part(parts[-1])}"
     if origin is tuple:
         return f"list of {_as_part(parts[0])}"

@@ -57,7 +57,7 @@ class AttemptFacts:
     quarantines: tuple[run_entries.DataQuarantined, ...]
     evaluations: tuple[EvaluationSummary, ...]
     member_changes: tuple[run_members.MembersChanged, ...]
-    refused: Mapping[int, str]
+    refused: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +154,7 @@ def _config_changes(before: AttemptRecord | None, record: AttemptRecord) -> Mapp
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _refused(state: run_state.RunState, entries: tuple[log_entry.Entry, ...], number: int) -> Iterator[tuple[int, str]]:
+def _refused(state: run_state.RunState, entries: tuple[log_entry.Entry, ...], number: int) -> Iterator[tuple[str, str]]:
     started = {item.body.attempt: item.seq for item in reversed(entries) if item.kind == "attempt-started"}
     for item in state.refused:
         if item.attempt != number:
@@ -163,4 +163,4 @@ def _refused(state: run_state.RunState, entries: tuple[log_entry.Entry, ...], nu
         why = "it came after the end of this attempt, or contradicts the entries before it"
         if newer:
             why = f"attempt {min(newer)[1]} had taken over the run at entry {min(newer)[0]}"
-        yield item.seq, f"{item.kind}, but {why}"
+        yield str(item.seq), f"{item.kind}, but {why}"

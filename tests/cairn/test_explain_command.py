@@ -1,6 +1,7 @@
 """`cairn explain`: how an attempt began, went and ended, in words that fit a screen; its fields: test_json_records."""
 
 import io
+import json
 import os
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -22,6 +23,7 @@ from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.run_entries import AttemptEnded, Decision
 from cairn.storage.logs.run_state import RefusedEntry
 from cairn.storage.logs.step_log import Heartbeat
+from cairn.storage.stores.codec import encode
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.attempt.attempt_entries import NO_REMEDY, AttemptOver, write_receipt
 from cairn.tasks.configuration.settings import BudgetsConfig
@@ -249,13 +251,15 @@ def test_bytes_without_a_commit_are_passed_over_with_their_reason(begun: Fabrica
     assert "20 1 writing" in explained(begun, 2)
 
 
-def test_an_entry_without_effect_says_why(begun: FabricatedRun) -> None:
+def test_an_entry_without_effect_says_why_as_text_and_as_json(begun: FabricatedRun) -> None:
     end_by(begun, Evidence(heartbeat_step=3), step=3, writer=HUMAN)
     begun.start()
     seq = begun.log.seq + 1
     refused = RefusedEntry(seq=seq, kind="checkpoint-committed", attempt=1)
     begun.log.state = replace(begun.log.state, refused=History([refused]))
-    assert f"its entry {seq} had no effect: checkpoint-committed, but attempt 2 had taken over" in explained(begun, 1)
+    why = "checkpoint-committed, but attempt 2 had taken over"
+    assert f"its entry {seq} had no effect: {why}" in explained(begun, 1)
+    assert json.loads(encode(gather_post_mortem(begun.log, 1)))["attempt"]["refused"][str(seq)].startswith(why)
 
 
 def test_a_spent_budget_is_said_to_be_spent(begun: FabricatedRun) -> None:
