@@ -159,8 +159,8 @@ def _evaluates(environment: Environment) -> bool:
     environment.halt(Role.TRAINER)
     deadline = time.monotonic() + _EVALUATOR_SECONDS
     while time.monotonic() < deadline:
-        environment.halt(Role.EVALUATOR)
-        if environment.processes.of(Role.EVALUATOR):
+        halted = environment.halt(Role.EVALUATOR)
+        if any(actor.pid in halted for actor in environment.processes.of(Role.EVALUATOR)):  # it had not ended before
             return True
         time.sleep(0.005)
     return False

@@ -223,12 +223,13 @@ class Environment:
         self.processes.wait_gone(list(struck), seconds=_GONE_SECONDS)
         return len(struck)
 
-    def halt(self, role: Role) -> None:
-        """Stop the processes of a role until `wake`."""
+    def halt(self, role: Role) -> list[int]:
+        """Stop the processes of a role until `wake`; returns which."""
         known = self._halted.get(role, [])
         living = [pid for pid in known if send(pid, signal.SIGSTOP)]
         self._halted[role] = living or self.processes.send_signal(signal.SIGSTOP, role)
         self._is_halted = True
+        return self._halted[role]
 
     def wake(self) -> None:
         """Let everything that was halted go on."""
