@@ -11,6 +11,7 @@ from pathlib import Path
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.ui.live_page import LivePages
 from cairn.ui.local_server import Access, guarded_server
+from tests.processes.waiting import patience_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +56,7 @@ class LiveServer:
         self, path: str, *, method: str = "POST", body: bytes | None = None, **headers: str
     ) -> Iterator[http.client.HTTPResponse]:
         """Ask for a path from a page of the server itself; the block reads the answer and leaves."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patience_seconds())
         own = {"Host": f"127.0.0.1:{self.port}", "Origin": f"http://127.0.0.1:{self.port}", **self.credentials}
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         try:

@@ -10,7 +10,6 @@ import pytest
 from cairn.storage.stores.local_store import LocalStore
 from tests.cairn.live_server import LiveServer, served
 from tests.fabricated_run import fabricate
-from tests.processes.waiting import start_seconds
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ten-thousand-runs")]
 # quick witnesses: test_live_page.py (pages, an answer made once), tests/reports/test_run_metrics.py (turns, sharing)
@@ -32,10 +31,10 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 def seconds_of(ask: Callable[[], object]) -> float:
-    """Return how many seconds of an idle machine something takes: a start of Python takes 0.05 there."""
-    began = time.monotonic()
+    """Return the processor seconds of asking and answering, which are in this process, whatever runs beside it."""
+    began = time.process_time()
     ask()
-    return (time.monotonic() - began) * min(1.0, 0.05 / start_seconds())
+    return time.process_time() - began
 
 
 def test_two_hundred_requests_at_once_are_answered_in_five_seconds(live: LiveServer) -> None:
