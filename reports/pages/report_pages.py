@@ -18,6 +18,7 @@ from cairn.reports.plots import run_curves
 from cairn.reports.queries import receipts, run_lookup, run_query, run_status
 from cairn.reports.text import answer_text, display_tables, post_mortem_text
 from cairn.storage.logs import run_log, step_log
+from cairn.storage.stores import codec
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.text import format, output
@@ -90,7 +91,7 @@ def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Envi
         lstrip_blocks=True,
         auto_reload=False,  # a server that runs keeps the templates that fit its code
     )
-    ours = {**vars(format), **vars(display_tables), **vars(answer_text), **vars(post_mortem_text)}
+    ours = {**vars(codec), **vars(format), **vars(display_tables), **vars(answer_text), **vars(post_mortem_text)}
     pages.filters |= {name: value for name, value in ours.items() if callable(value)} | filters
     return pages
 

@@ -56,6 +56,7 @@ def list_held_out(state: run_state.RunState) -> tuple[HeldOutPoint, ...]:
             manifest_sha256=it.manifest_sha256,
         )
         for it in state.surviving_evaluations(max(reversed(suites), key=suites.count, default=""))
+        if VAL_LOSS in it.metrics
     )
 
 

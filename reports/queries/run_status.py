@@ -256,7 +256,9 @@ def _next(run_id: str, state: run_state.RunState, standing: RunPhase) -> str:
     if standing == RunPhase.FINISHED:
         return f"nothing: {stopped_early(state) or 'it is finished'}; `cairn sample {run_id}` writes text with it"
     ended, last = state.attempts[-1].ended, state.attempts[-1]
-    exporters, evaluation = (last.started.config.get(section, {}) for section in ("exporters", "evaluation"))
+    exporters, evaluation = (
+        codec.stored_section(last.started.config, section) for section in ("exporters", "evaluation")
+    )
     if ended is not None and last.flow_run_id and last.started.placement.continued_by.startswith("prefect deployment "):
         again = f"`prefect flow-run retry {last.flow_run_id}`"  # it has all parameters of the launch
     elif any(exporters.values()) or evaluation.get("evaluators"):  # a start from the log alone would leave them out

@@ -45,10 +45,15 @@ def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def stored_value(document: Mapping[str, Any], section: str, key: str, kind: type[T]) -> T | None:
     """Return a value of this kind, None where another version's configuration has none; an int is a float too."""
-    found = document.get(section)
-    value = found.get(key) if isinstance(found, Mapping) else None
+    value = stored_section(document, section).get(key)
     value = float(value) if kind is float and isinstance(value, int) else value
     return value if isinstance(value, kind) else None
+
+
+def stored_section(document: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    """Return a section, empty where a document of unknown origin has anything else."""
+    found = document.get(section)
+    return found if isinstance(found, Mapping) else {}
 
 
 def stored_list(document: Mapping[str, Any], key: str) -> Sequence[Any]:

@@ -33,13 +33,16 @@ VALUES: list[Any] = [
 class HostileStore:
     """A run and an alias whose entries can be changed and are chained anew."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, is_finished: bool = True) -> None:
         self.root = root
         store = LocalStore(root)
         run = fabricate(store, "bard")
         fill(run)
         promote(store, "bard", run.commit(30), loss=2.0, alias="champion")
-        run.end("completed", action="finish")
+        if is_finished:
+            run.end("completed", action="finish")
+        else:
+            run.end("lost", action="resume", charged="lost")
         self.logs = {name: root / name / "log" for name in ("runs/bard", "models/champion")}
         self.originals = {name: self._entries(folder) for name, folder in self.logs.items()}
 

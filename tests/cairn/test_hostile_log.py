@@ -28,6 +28,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> HostileStore:
     return HostileStore(tmp_path_factory.mktemp("hostile"))
 
 
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> HostileStore:
+    return HostileStore(tmp_path_factory.mktemp("interrupted"), is_finished=False)
+
+
 @pytest.fixture
 def steering(hostile: HostileStore) -> Iterator[HostileStore]:
     hostile.change_all_words(ESCAPES)
@@ -101,8 +106,9 @@ def test_a_cost_of_any_value_is_reported_or_refused(hostile: HostileStore, value
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_thousand_such_logs_are_answered_or_refused_in_one_line(hostile: HostileStore) -> None:
-    fuzz(hostile, [*VERBS, *AS_JSON], 1_000)
+@pytest.mark.parametrize("run", ["hostile", "interrupted"])
+def test_a_thousand_such_logs_are_answered_or_refused_in_one_line(request: pytest.FixtureRequest, run: str) -> None:
+    fuzz(request.getfixturevalue(run), [*VERBS, *AS_JSON], 500)
 
 
 @pytest.mark.parametrize("line", [*VERBS, *AS_JSON])
@@ -117,9 +123,31 @@ def test_json_keeps_every_character_that_it_writes_as_a_number(steering: Hostile
     assert ended["detail"].endswith(ESCAPES)
 
 
+@pytest.mark.parametrize("section", ["exporters", "evaluation"])
+def test_how_a_run_is_continued_is_said_whatever_its_configuration_says_of_it(
+    interrupted: HostileStore, section: str
+) -> None:
+    entries = interrupted.entries_of()
+    for entry in entries:
+        if entry["kind"] == "attempt-started":
+            entry["body"]["config"][section] = ["none of ours"]
+    with interrupted.written(entries):
+        is_answered(interrupted, "status bard")
+
+
+def test_an_evaluation_without_a_held_out_loss_is_reported(hostile: HostileStore) -> None:
+    entries = hostile.entries_of()
+    next(entry for entry in entries if entry["kind"] == "evaluation-recorded")["body"]["metrics"] = {"other": 1.0}
+    with hostile.written(entries):
+        is_answered(hostile, "report bard")
+
+
 @pytest.mark.parametrize(
     "where",
     [
+        ("data",),
+        ("data", "sources"),
+        ("data", "tokenizer"),
         ("training", "lr"),
         ("training",),
         ("budgets",),
