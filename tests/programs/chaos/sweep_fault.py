@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 
+from tests.processes.waiting import prompt_seconds
 from tests.programs.chaos.environment import Environment
 from tests.programs.chaos.observer import RUN
 from tests.programs.chaos.plan import Skipped
 from tests.programs.chaos.processes import Role
 
 _KEPT = 3
-_PATIENCE_SECONDS = 20.0
 _FROZEN_SECONDS = 2.0
 """Less than the lease: nobody may take the run for lost."""
 _LONGEST_SWEEP_SECONDS = 0.05
@@ -26,12 +26,14 @@ _LONGEST_SWEEP_SECONDS = 0.05
 def kill_sweep(environment: Environment) -> int:
     """Do it; returns how many processes were killed."""
     chance = random.Random(f"{environment.tag} {len(environment.observer.seen)}")
+    environment.halt(Role.TRAINER)  # the run would be at its end before a busy machine has loaded a sweep
     process = environment.start_process(
         [sys.executable, "-m", "tests.programs.chaos.waiting_sweep", RUN, environment.url]
     )
     try:
         assert process.stdout is not None and process.stdin is not None
         process.stdout.readline()
+        environment.wake()
         if not _waits_for_work(environment):
             raise Skipped("nothing to sweep")
         frozen = environment.processes.send_signal(signal.SIGSTOP, Role.FLOW) if chance.random() < 0.5 else []
@@ -53,7 +55,7 @@ def kill_sweep(environment: Environment) -> int:
 
 def _waits_for_work(environment: Environment) -> bool:
     """Wait until a commit makes more checkpoints readable than are kept: the flow's own sweep comes next."""
-    deadline, newest = time.monotonic() + _PATIENCE_SECONDS, environment.observer.state().newest_committed
+    deadline, newest = time.monotonic() + prompt_seconds(), environment.observer.state().newest_committed
     while time.monotonic() < deadline and environment.processes.of(Role.FLOW):
         state = environment.observer.state()
         if len(state.readable) > _KEPT and state.newest_committed != newest:
