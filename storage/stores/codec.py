@@ -1,6 +1,7 @@
 """Records as JSON (RFC 8259; times per RFC 3339) and back: sorted keys, indented, strict types."""
 
 import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -46,7 +47,8 @@ def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def stored_value(document: Mapping[str, Any], section: str, key: str, kind: type[T]) -> T | None:
     """Return a value of this kind, None where another version's configuration has none; an int is a float too."""
     value = stored_section(document, section).get(key)
-    value = float(value) if kind is float and isinstance(value, int) else value
+    if kind is float and isinstance(value, int) and abs(value) <= sys.float_info.max:
+        value = float(value)
     return value if isinstance(value, kind) else None
 
 

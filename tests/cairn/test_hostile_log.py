@@ -135,6 +135,15 @@ def test_how_a_run_is_continued_is_said_whatever_its_configuration_says_of_it(
         is_answered(interrupted, "status bard")
 
 
+def test_a_number_that_no_float_holds_is_none_of_a_configuration(hostile: HostileStore) -> None:
+    entries = hostile.entries_of()
+    for entry in entries:
+        if "config" in entry["body"]:
+            entry["body"]["config"]["training"]["grad_clip"] = 10**400
+    with hostile.written(entries):
+        is_answered(hostile, "diagnose bard")
+
+
 def test_an_evaluation_without_a_held_out_loss_is_reported(hostile: HostileStore) -> None:
     entries = hostile.entries_of()
     next(entry for entry in entries if entry["kind"] == "evaluation-recorded")["body"]["metrics"] = {"other": 1.0}
