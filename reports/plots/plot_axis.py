@@ -95,7 +95,7 @@ def smooth(series: Series, *, planned: int) -> Series:
     growing curve has shown stays.
     """
     steps, values = series.finite.steps, series.finite.values
-    if (width := -(-planned // COLUMNS)) > 1:
+    if (width := max(1, -(-planned // COLUMNS))) > 1:
         ends = range(width, len(steps), width)
         medians = ([np.median(it) for it in np.split(column, ends) if len(it)] for column in (steps, values))
         steps, values = map(np.array, medians)

@@ -307,9 +307,12 @@ def test_a_fork_has_its_parents_trend_up_to_where_it_branches_and_the_same_windo
     assert [*before.values, *after.values] == [*whole.values]
 
 
-def test_what_is_not_finite_is_no_part_of_the_trend() -> None:
+@pytest.mark.parametrize(
+    "planned", [5, 0, -5, 2**64], ids=["five steps", "none", "fewer than none", "no number of steps"]
+)
+def test_what_is_not_finite_is_no_part_of_the_trend_whatever_is_planned(planned: int) -> None:
     values = np.array([1.0, math.nan, 1.0, math.inf, 1.0])
-    assert (smooth(Series(steps=np.arange(5.0), values=values), planned=5).values == 1.0).all()
+    assert (smooth(Series(steps=np.arange(5.0), values=values), planned=planned).values == 1.0).all()
 
 
 def test_ends_of_one_reason_share_a_pixel_column() -> None:
