@@ -135,10 +135,12 @@ def test_a_bad_parameter_is_refused_before_there_is_a_flow_run(up: StartedUp, pa
 def test_what_no_schema_knows_is_a_failure_with_its_reason_and_one_line(
     up: StartedUp, parameters: tuple[str, ...], words: str
 ) -> None:
+    before = {item["id"] for item in up.flow_runs("train-gpt")}
     given = [word for parameter in parameters for word in ("-p", parameter)]
     ended = up.prefect("deployment", "run", "train-gpt/train-gpt", *given, "--watch", "--watch-interval", "1")
-    assert ended.returncode == 1
-    newest = max(up.flow_runs("train-gpt"), key=lambda item: item["created"])
+    made = [item for item in up.flow_runs("train-gpt") if item["id"] not in before]
+    assert (ended.returncode, len(made)) == (1, 1), ended.stdout + ended.stderr
+    newest = made[0]
     assert (newest["state_type"], newest["state_name"]) == ("FAILED", "Failed")
     assert newest["state"]["message"].startswith("invalid-configuration: ")
     assert words in newest["state"]["message"] and "Traceback" not in newest["state"]["message"]
