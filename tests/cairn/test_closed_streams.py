@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,20 +40,34 @@ def damaged(bard: FabricatedRun, tmp_path: Path) -> FabricatedRun:
     return bard
 
 
-@pytest.mark.parametrize(
-    "redirection", [">&-", "2>&-", ">&- 2>&-", pytest.param("2> /dev/full", marks=pytest.mark.linux)]
-)
+CLOSED = [
+    ">&-",
+    pytest.param("2>&-", marks=pytest.mark.slow),  # quick witness: the next
+    ">&- 2>&-",
+    pytest.param("2> /dev/full", marks=pytest.mark.linux),
+]
+
+
+@pytest.mark.parametrize("redirection", CLOSED)
 def test_a_verb_leaves_with_the_code_of_what_it_found(damaged: FabricatedRun, tmp_path: Path, redirection: str) -> None:
     lines = {"verify bard --json": 5, "status nobody": 2, "status bard --json": 0}
     run(tmp_path, "-c", FORKS, str(tmp_path / "codes.txt"), *lines, redirection=redirection)
     assert [int(code) for code in (tmp_path / "codes.txt").read_text().split()] == list(lines.values())
 
 
-def test_a_reader_that_has_gone_changes_no_code_and_costs_no_words(damaged: FabricatedRun, tmp_path: Path) -> None:
+@pytest.fixture
+def nobody_reads() -> Iterator[int]:
+    """The writing end of a pipe whose reader has gone."""
     reading, writing = os.pipe()
     os.close(reading)
-    done = run(tmp_path, "-m", "cairn.cli.command", "verify", "bard", "--json", stdout=writing)
+    yield writing
     os.close(writing)
+
+
+def test_a_reader_that_has_gone_changes_no_code_and_costs_no_words(
+    damaged: FabricatedRun, tmp_path: Path, nobody_reads: int
+) -> None:
+    done = run(tmp_path, "-m", "cairn.cli.command", "verify", "bard", "--json", stdout=nobody_reads)
     assert (done.returncode, "Traceback" in done.stderr) == (5, False)
 
 
@@ -68,17 +83,14 @@ def test_output_that_finds_no_room_is_an_error_in_one_line(
 
 
 @pytest.mark.linux  # writes to /dev/full
-@pytest.mark.parametrize("words", ["runs", "--help"])
+@pytest.mark.parametrize("words", [pytest.param("runs", marks=pytest.mark.slow), "--help"])  # quick witness: the other
 def test_a_text_that_finds_no_room_is_an_error_in_one_line(bard: FabricatedRun, tmp_path: Path, words: str) -> None:
     ended = run(tmp_path, "-m", "cairn.cli.command", words, redirection="> /dev/full")
     assert (ended.returncode, ended.stderr.count("\n"), "No space left" in ended.stderr) == (1, 1, True)
 
 
-def test_a_help_whose_reader_has_gone_is_done(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = run(tmp_path, "-m", "cairn.cli.command", "train", "--help", stdout=writing)
-    os.close(writing)
+def test_a_help_whose_reader_has_gone_is_done(tmp_path: Path, nobody_reads: int) -> None:
+    done = run(tmp_path, "-m", "cairn.cli.command", "train", "--help", stdout=nobody_reads)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -9,7 +9,11 @@ from tests.commands import run_process
 from tests.fabricated_run import FabricatedRun
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022], ids=oct)
+@pytest.mark.parametrize(
+    "umask",
+    [0o000, pytest.param(0o022, marks=pytest.mark.slow)],  # quick witness: the umask that takes nothing away
+    ids=oct,
+)
 def test_a_command_gives_everybody_no_right_to_write(bard: FabricatedRun, tmp_path: Path, umask: int) -> None:
     before = set(tmp_path.rglob("*"))
     done = run_process(("report", "bard", "--html", "page.html"), tmp_path, {}, umask=umask)

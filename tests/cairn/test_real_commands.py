@@ -81,7 +81,7 @@ OTHERS = [
     Real(line="__complete train --set t"),
     Real(line="sql nonsense", code=2),
     Real(line="data nobody", code=2, unwanted=HEAVY),
-    Real(line="plot nobody curve.png", code=2),
+    Real(line="plot bard curve.png", unwanted=HEAVY | STORES | {"matplotlib.pyplot"}),
     Real(line="compare bard done", unwanted=HEAVY),
     Real(line="sample nobody", code=2),
     Real(line="evaluate nobody", code=2),

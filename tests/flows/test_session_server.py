@@ -164,6 +164,8 @@ def test_the_words_of_a_server_that_fails_are_in_a_file_and_not_between_those_of
     made, broken = prefect_server._server_environment, {"PREFECT_API_DATABASE_CONNECTION_URL": "x"}
     monkeypatch.setattr(prefect_server, "_server_environment", lambda *given, **named: made(*given, **named) | broken)
     server = choose()[0]
+    with fork_server().forking():
+        server.start()
     assert server.wait_ready() is False and server._own is not None
     assert "Traceback" in server._own.log.read_text() and "Traceback" not in capfd.readouterr().err
 
