@@ -202,13 +202,13 @@ def test_a_sample_cannot_leave_its_fence(store: LocalStore) -> None:
     assert "&lt;b&gt;</pre>" in html(run)
 
 
-def test_a_thousand_attempts_stay_small_and_readable() -> None:
+def test_more_attempts_than_a_page_has_bars_stay_small_and_readable() -> None:
     run = fabricate(MemoryStore(), "long")
-    for number in range(1000):
+    for number in range(601):
         run.start()
         run.end("lost" if number % 50 == 7 else "preempted", action="resume", charged="lost")
     page = html(run)
-    assert len(page) < 1_000_000 and "preempted × 49" in page
+    assert len(page) < 600_000 and "preempted × 49" in page
     assert len(re.findall("<rect class=.r-", page)) < 100
 
 

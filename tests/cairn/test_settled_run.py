@@ -78,7 +78,7 @@ def test_a_live_owner_of_this_machine_is_named_at_once(cairn: Cairn, store: Loca
     assert ended.code == 7 and f"(pid {os.getpid()}) is at work; wait for it or stop it there" in ended.err
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.slow)])  # quick witness: the folder
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
     """A store that two machines share, and the environment that leads to it."""
     if request.param == "local":

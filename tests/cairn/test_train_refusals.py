@@ -91,8 +91,10 @@ def test_processes_that_cannot_share_the_runs_micro_batches_are_refused_with_tho
 
 @pytest.mark.parametrize(
     ("number", "code", "words"),
-    [(signal.SIGTERM, 75, "preempted"), (signal.SIGINT, 130, "interrupted")],
-    ids=["SIGTERM", "Ctrl-C"],
+    [
+        pytest.param(signal.SIGTERM, 75, "preempted", id="SIGTERM"),
+        pytest.param(signal.SIGINT, 130, "interrupted", id="Ctrl-C", marks=pytest.mark.slow),  # quick witness: SIGTERM
+    ],
 )
 def test_a_notice_before_the_flow_begins_leaves_at_once_and_resumable(
     tmp_path: Path, number: signal.Signals, code: int, words: str

@@ -1,6 +1,10 @@
 import ast
 from collections.abc import Iterator, Mapping
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("modules")  # they are parsed once for all tests
+
 DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

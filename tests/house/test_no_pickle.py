@@ -21,6 +21,8 @@ from cairn.storage.stores.local_store import LocalStore
 from tests.house.packages import folder_of
 from tests.storage.builders import RUN, run_with_commits
 
+pytestmark = pytest.mark.xdist_group("modules")  # they are parsed once for all tests
+
 PICKLING = re.compile(
     rb"\b(?:import|from)\s+_?(?:c?pickle|cloudpickle|dill|joblib|shelve|marshal)\b"
     rb"|\btorch\s*\.\s*(?:save|load|jit\.save|jit\.load)\s*\(|\bnp\s*\.\s*load\s*\(|allow_pickle\s*=\s*True"

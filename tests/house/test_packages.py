@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.house.packages import module_of
+
+pytestmark = pytest.mark.xdist_group("modules")  # they are parsed once for all tests
 
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "handler", "misc"})
 

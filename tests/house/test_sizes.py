@@ -2,6 +2,10 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("modules")  # they are parsed once for all tests
+
 FUNCTION_LINES = 50
 FILE_LINES = 350
 # A name here, as `path:function`, is a debt with a reason beside it.

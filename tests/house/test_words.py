@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("modules")  # they are parsed once for all tests
+
 MOST_WHATS = 10  # of a thousand words
 PRONOUN = re.compile(
     r"(?:^|[.!?:]\s+|\n\s*\n\s*|\n\s*[-#>|]+ |\d\. |\| |\*\*)(What|Who|Whose|Whom|Whoever)\b[^.?\n]*\??"
@@ -27,16 +29,21 @@ def headless(text: str) -> list[str]:
     return [found[0] for found in PRONOUN.finditer(text) if not found[0].endswith("?")]
 
 
-def test_docstrings_have_few_whats(modules: Mapping[str, ast.Module]) -> None:
-    texts = (text for tree in modules.values() for text in docstrings(tree))
-    words = [word.lower() for text in texts for word in re.findall(r"\w+", text)]
+@pytest.fixture(scope="module")
+def texts(modules: Mapping[str, ast.Module]) -> Mapping[str, list[str]]:
+    """Path from the root → docstrings."""
+    return {path: list(docstrings(tree)) for path, tree in modules.items()}
+
+
+def test_docstrings_have_few_whats(texts: Mapping[str, list[str]]) -> None:
+    words = [word.lower() for found in texts.values() for text in found for word in re.findall(r"\w+", text)]
     assert len(words) > 10_000
     assert words.count("what") * 1000 <= MOST_WHATS * len(words)
 
 
-def test_no_sentence_of_a_docstring_begins_with_a_pronoun_for_a_noun(modules: Mapping[str, ast.Module]) -> None:
-    texts = {path: [line for text in docstrings(tree) for line in headless(text)] for path, tree in modules.items()}
-    assert {path: found for path, found in texts.items() if found} == {}
+def test_no_sentence_of_a_docstring_begins_with_a_pronoun_for_a_noun(texts: Mapping[str, list[str]]) -> None:
+    begun = {path: [line for text in found for line in headless(text)] for path, found in texts.items()}
+    assert {path: found for path, found in begun.items() if found} == {}
 
 
 def test_no_sentence_of_a_document_begins_with_a_pronoun_for_a_noun(root: Path) -> None:
