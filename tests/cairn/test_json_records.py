@@ -11,7 +11,7 @@ from tests.fabricated_run import FabricatedRun
 
 OF_A_RUN = ("status", "explain", "report", "attempts", "checkpoints", "evaluations", "log", "note", "diagnose", "sweep")
 LINES = {line: line.split() for line in ("runs", "models", "models --history", "config")}
-LINES["simulate"] = ["simulate", "--days", "1"]
+LINES["simulate"] = ["simulate", "--days", "1", "--devices", "64"]
 
 
 @pytest.mark.parametrize("line", [*LINES, *OF_A_RUN])

@@ -14,7 +14,7 @@ Shown = Callable[[str, int], Ended]
 VERBS = (
     *(f"{verb} bard" for verb in ("status", "explain", "attempts", "checkpoints", "evaluations", "log", "diagnose")),
     *("runs", "models", "models --history", "sweep bard --dry-run", "config", "config training.threads", "sql"),
-    "simulate --days 1",
+    "simulate --days 1 --devices 64",
 )
 
 
