@@ -263,7 +263,7 @@ def test_a_trainer_with_another_batch_goes_on_with_its_parents_counters(tmp_path
     spec = world.spec(2, resume=parent.staged, before=before, training={"global_batch": 4, "micro_batch": 4})
     child = world.train(spec, 6)
     again = world.train(spec.model_copy(update={"attempt": 3, "resume": reference_of(child.staged)}), 8)
-    records = [*parent.trained.records, *child.trained.records, *again.trained.records]
+    records = [*parent.parent.records, *child.parent.records, *again.parent.records]
     assert [record.tokens for record in records] == [16 * n for n in (8, 16, 24, 32, 36, 40, 44, 48)]
     epochs = [record.epoch or 0.0 for record in records]
     rises = [after - before for before, after in pairwise(epochs)]
