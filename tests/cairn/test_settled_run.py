@@ -1,6 +1,7 @@
 """`cairn train` where a flow would have nothing to do: it is answered from the log, before Prefect is imported.
 
-That neither Prefect nor torch is imported, and so no server started, is in `test_real_commands`."""
+That neither Prefect nor torch is imported, and so no server started, is in `test_real_commands`.
+"""
 
 import json
 import os

@@ -1,6 +1,7 @@
 """The real command's surroundings: streams that are closed, full, read by nobody or ASCII, and any umask.
 
-Who stops reading loses the words: what the command does, and the code it leaves with, stay as they were."""
+Who stops reading loses the words: what the command does, and the code it leaves with, stay as they were.
+"""
 
 import json
 import os

@@ -1,6 +1,7 @@
 """Text and settings that a start refuses: before anything is started, and in `cairn data CONFIG`.
 
-A mistake that is a line typed in a folder is in `test_command_lines`."""
+A mistake that is a line typed in a folder is in `test_command_lines`.
+"""
 
 import json
 import os
