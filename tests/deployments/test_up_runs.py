@@ -67,13 +67,11 @@ def test_make_lets_the_run_commit_and_what_is_asked_for_meanwhile_begins_after_t
         again.stop(signal.SIGTERM)
 
 
-# Quick witness: test_a_temporary_server_ends_when_make_up_asks_for_its_home in tests/flows/test_session_server.py.
-
-
 def shown(up: StartedUp) -> dict[str, str]:
     return {item["parameters"]["run_id"]: item["state_name"] for item in up.flow_runs("train-gpt")}
 
 
+# Quick witness: test_a_temporary_server_ends_when_make_up_asks_for_its_home in tests/flows/test_session_server.py.
 def test_it_shows_what_was_trained_before_and_a_run_under_way_goes_on(tmp_path: Path) -> None:
     copy_untouched_database(tmp_path)
     command = Command(tmp_path, "")
@@ -96,8 +94,6 @@ def test_it_shows_what_was_trained_before_and_a_run_under_way_goes_on(tmp_path: 
 
 
 # Quick witness: tests/house/test_documented_commands.py, which holds the lines against the flows' parameters.
-
-
 def test_every_deployment_that_readme_runs_completes_and_leaves_a_measured_champion(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = [line for line in documented_commands(text) if line.words[0] == "prefect" and not line.is_in_sentence]
