@@ -17,6 +17,8 @@ from cairn.cli.command import run_command
 from tests.processes.waiting import patience_seconds
 
 ROOT = Path(__file__).parents[1]
+LIST_IMPORTS = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+"""A program that runs a command line and then writes the names of all modules that were imported to stderr."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -80,12 +82,6 @@ def run_process(
 ) -> Ended:
     """Run a command line in a process of its own."""
     return run_python(("-m", "cairn.cli.command", *arguments), folder, environment, stdin=stdin, umask=umask)
-
-
-def imported_by(folder: Path, *arguments: str) -> set[str]:
-    """Return the names of all modules that a command line imports in a process of its own."""
-    lists = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    return set(run_python(("-c", lists, *arguments), folder, {}).err.split())
 
 
 def run_python(

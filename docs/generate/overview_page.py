@@ -1,6 +1,7 @@
 """The parts of docs/overview.md that are made from the code: the graph of rooms and the quoted chain."""
 
 import ast
+import functools
 import re
 import sys
 from collections import defaultdict
@@ -18,6 +19,7 @@ def room_of(path: str) -> str:
     return f"{package}.{rest[0]}" if len(rest) > 1 or rest == ["errors"] else f"{package} (root)"
 
 
+@functools.cache
 def file_imports(root: Path) -> Arrows:
     """Return file → the project's files that it imports, also inside functions."""
     found = (path for package in PACKAGES for path in (root / package).rglob("*.py") if path.name != "__init__.py")

@@ -106,6 +106,7 @@ def test_peft_itself_opens_an_adapter_and_computes_the_same(cairn: Cairn, tmp_pa
     assert torch.allclose(found, wanted, atol=1e-4) and (found - plain).abs().max() > 0.01
 
 
+@pytest.mark.xdist_group("transformers")  # importing it takes seconds
 def test_transformers_computes_with_a_whole_export_what_was_trained(
     cairn: Cairn, store: LocalStore, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from cairn.storage.snapshots.snapshot_manifest import SplitName
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.data.snapshot_lookup import weighted_components
-from tests.commands import Cairn, Ended, imported_by
+from tests.commands import LIST_IMPORTS, Cairn, Ended, run_python
 from tests.entries import opened, writer
 from tests.fabricated_run import FabricatedRun
 
@@ -128,7 +128,8 @@ def test_text_that_would_steer_the_terminal_is_shown_harmless(cairn: Cairn, stor
 
 
 def test_the_verb_needs_neither_torch_nor_the_orchestrator(snapshot_id: str, tmp_path: Path) -> None:
-    imported = imported_by(tmp_path, "data", snapshot_id)
+    words = ("-c", LIST_IMPORTS, "data", snapshot_id, "--window", "0")
+    imported = set(run_python(words, tmp_path, {}).err.split())
     assert "cairn.reports.queries.data_summary" in imported and not {"torch", "prefect", "fsspec"} & imported
 
 

@@ -15,11 +15,13 @@ from cairn.flows.preparation import preflight
 from cairn.flows.preparation.preflight import AvailableMemory, StoreRoom, require_room, store_room
 from cairn.flows.preparation.training_plan import TrainingPlan, plan_training
 from cairn.model.estimates.size_estimate import TrainingPlace
+from cairn.storage.logs.log_entry import Arithmetic
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores import local_disk
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.machine.arithmetic import arithmetic_here
 from cairn.tasks.policy.attempt_sizes import AttemptSizes
 from tests.commands import Cairn
 from tests.fabricated_run import write_steps
@@ -160,7 +162,17 @@ def test_text_that_was_tokenized_before_is_known(tmp_path: Path, store: LocalSto
     assert plan.action == "open" and plan.data.snapshot_id == written.log.state.opened.data_snapshot
 
 
-def test_an_interrupted_run_would_continue_from_its_newest_commit(written: WritingRun) -> None:
+@pytest.mark.slow  # the child imports torch; every trainer describes its arithmetic in the same words
+def test_a_child_finds_the_arithmetic_of_this_machine() -> None:
+    found = arithmetic_here("cpu", "native")
+    assert found is not None and found.name == "native" and found.digest
+
+
+def test_an_interrupted_run_would_continue_from_its_newest_commit(
+    written: WritingRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Arithmetic(digest="d3", name="native", processor="p3", instructions="i3", libraries="l3", flags="f3")
+    monkeypatch.setattr("cairn.flows.preparation.training_plan.arithmetic_here", lambda device, name: here)
     written.start()
     written.commit(10)
     written.end("preempted")
@@ -168,6 +180,7 @@ def test_an_interrupted_run_would_continue_from_its_newest_commit(written: Writi
     assert (plan.action, plan.attempt, plan.from_step, plan.tokens_ahead) == ("continue", 2, 10, 30 * 64)
     assert shown(plan)["would"] == "continue run bard from step 10 of 40 as attempt 2"
     assert shown(plan)["because"].startswith("attempt 1 ended: preempted")
+    assert "arithmetic d3, not d1 as before" in plan.arithmetic_moved
 
 
 def test_a_run_with_a_live_owner_would_wait_for_it(written: WritingRun) -> None:

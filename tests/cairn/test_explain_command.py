@@ -1,4 +1,4 @@
-"""`cairn explain`: how an attempt began, went and ended, in words that fit a screen; its fields: test_json_records."""
+"""`cairn explain`: how an attempt began, went and ended, in words that fit a screen; its fields: test_help."""
 
 import io
 import json

@@ -149,6 +149,7 @@ def test_a_checkpoint_that_does_not_verify_is_not_exported(
     assert ended.code == 5 and key in ended.err and not (tmp_path / "out").exists()
 
 
+@pytest.mark.xdist_group("transformers")  # importing it takes seconds
 def test_the_cards_code_prints_text_of_the_model(
     cairn: Cairn,
     model: CommittedModel,

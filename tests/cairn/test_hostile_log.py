@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cairn.storage.logs.log_entry import entry_name
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.policy.failures import Evidence, ExceptionReport
-from tests.cairn.hostile_store import AS_JSON, ESCAPES, VALUES, VERBS, HostileStore, change, places
+from tests.cairn.hostile_store import AS_JSON, ESCAPES, FEW_VALUES, MORE_VALUES, VERBS, HostileStore, change, places
 from tests.fabricated_run import fabricate
 
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
@@ -56,7 +56,7 @@ def fuzz(hostile: HostileStore, lines: list[str], examples: int) -> None:
         entries = hostile.entries_of(name)
         entry = data.draw(st.sampled_from(entries))
         place = data.draw(st.sampled_from([place for place in places(entry) if place[0] not in ("prev", "seq")]))
-        change(entry, place, data.draw(st.sampled_from([*VALUES, ...])))
+        change(entry, place, data.draw(st.sampled_from([*FEW_VALUES, *MORE_VALUES, ...])))
         with hostile.written(entries, name):
             for line in lines:
                 is_answered(hostile, line)
@@ -66,7 +66,7 @@ def fuzz(hostile: HostileStore, lines: list[str], examples: int) -> None:
 
 @pytest.mark.xdist_group("hostile-log")
 def test_a_log_with_any_value_anywhere_is_answered_or_refused_in_one_line(hostile: HostileStore) -> None:
-    fuzz(hostile, VERBS, 15)
+    fuzz(hostile, VERBS, 8)
 
 
 @pytest.mark.xdist_group("hostile-log")
@@ -77,11 +77,18 @@ def test_a_run_that_waited_since_before_there_were_dates_is_reported(hostile: Ho
         is_answered(hostile, "report bard")
 
 
+ANY_VALUE = [
+    *(pytest.param(value, id=f"value {number}") for number, value in enumerate(FEW_VALUES)),
+    *(
+        pytest.param(value, id=f"further value {number}", marks=pytest.mark.slow)  # quick witness: those above
+        for number, value in enumerate(MORE_VALUES)
+    ),
+]
 EVIDENCE = [item.name for item in dataclasses.fields(Evidence)]
 LAST_WORDS = [*(item.name for item in dataclasses.fields(ExceptionReport)), "spike_step"]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+@pytest.mark.parametrize("value", ANY_VALUE)
 @pytest.mark.parametrize("in_words", [False, True], ids=["evidence", "last words"])
 def test_evidence_of_any_value_is_explained(hostile: HostileStore, value: object, in_words: bool) -> None:
     found = {"last_words": dict.fromkeys(LAST_WORDS, value)} if in_words else dict.fromkeys(EVIDENCE, value)
@@ -94,7 +101,7 @@ def test_evidence_of_any_value_is_explained(hostile: HostileStore, value: object
             is_answered(hostile, line)
 
 
-@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+@pytest.mark.parametrize("value", ANY_VALUE)
 def test_a_cost_of_any_value_is_reported_or_refused(hostile: HostileStore, value: object) -> None:
     entries = hostile.entries_of()
     for entry in entries:
@@ -194,18 +201,32 @@ def sparse(hostile: HostileStore) -> None:
         file.truncate(2**40)
 
 
+DAMAGES = {
+    "empty": damaged(b""),
+    "deep": damaged(b"[" * 1_000_000),
+    "digits": damaged(b'{"a":' + b"9" * 100_000 + b"}"),
+    "not-utf-8": damaged(b"\xff\xfe"),
+    "a-terabyte": sparse,
+}
+READERS = ("status bard", "log bard", "attempts bard", "explain bard", "report bard")
+
+
 @pytest.mark.parametrize(
-    "damage",
-    [damaged(b""), damaged(b"[" * 1_000_000), damaged(b'{"a":' + b"9" * 100_000 + b"}"), damaged(b"\xff\xfe"), sparse],
-    ids=["empty", "deep", "digits", "not-utf-8", "a-terabyte"],
+    ("line", "damage"),
+    [
+        *((READERS[0], damage) for damage in DAMAGES),
+        *((line, "empty") for line in READERS[1:]),
+        *(
+            pytest.param(line, damage, marks=pytest.mark.slow)  # quick witness: each line once, and each damage once
+            for line in READERS[1:]
+            for damage in list(DAMAGES)[1:]
+        ),
+    ],
 )
-@pytest.mark.parametrize("line", ["status bard", "log bard", "attempts bard", "explain bard", "report bard"])
 @pytest.mark.timeout(60)
-def test_an_entry_that_is_none_is_an_integrity_error_in_one_line(
-    hostile: HostileStore, line: str, damage: Callable[[HostileStore], None]
-) -> None:
+def test_an_entry_that_is_none_is_an_integrity_error_in_one_line(hostile: HostileStore, line: str, damage: str) -> None:
     with hostile.written(hostile.entries_of()):
-        damage(hostile)
+        DAMAGES[damage](hostile)
         code, out, err = hostile.say(line)
     assert (code, out, err.count("\n")) == (5, "", 1) and "9999999999.json" in err
 

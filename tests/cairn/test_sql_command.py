@@ -20,9 +20,9 @@ from cairn.storage.logs.step_log import step_log_key
 from cairn.storage.stores.codec import encode
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from tests.commands import Cairn, imported_by, run_process
+from tests.commands import LIST_IMPORTS, Cairn, Ended, run_python
 from tests.entries import placement, refused, spoiled
-from tests.fabricated_run import FabricatedRun, fabricate, write_steps
+from tests.fabricated_run import FabricatedRun, fabricate, store_bard, write_steps
 from tests.storage.builders import newest_entry
 
 CONTRACT = """
@@ -244,16 +244,22 @@ def test_json_has_null_for_what_is_no_number_and_values_of_every_type(cairn: Cai
     ]
 
 
-def test_a_query_can_come_from_standard_input(bard: FabricatedRun, tmp_path: Path) -> None:
-    done = run_process(("sql", "-", "--json"), tmp_path, {"PATH": ""}, stdin="select count(*) as n from runs")
-    assert json.loads(done.out) == [{"n": 1}], done.err
+@pytest.fixture(scope="module")
+def asked_from_packs(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A query on standard input in a process of its own, whose packs are there; it says what it imported on stderr."""
+    folder = tmp_path_factory.mktemp("packs")
+    store_bard(store := LocalStore(folder / "store"))
+    ask(store, "select * from runs", folder / "cache")
+    query = "select count(run_id) as n from runs"
+    return run_python(("-c", LIST_IMPORTS, "sql", "-", "--json"), folder, {"PATH": ""}, stdin=query)
 
 
-def test_an_answer_from_packs_imports_neither_torch_nor_the_orchestrator_nor_arrow(
-    bard: FabricatedRun, tmp_path: Path
-) -> None:
-    ask(bard.log.store, "select * from runs", tmp_path / "cache")
-    imported = imported_by(tmp_path, "sql", "select run_id from runs")
+def test_a_query_can_come_from_standard_input(asked_from_packs: Ended) -> None:
+    assert json.loads(asked_from_packs.out) == [{"n": 1}], asked_from_packs.err
+
+
+def test_an_answer_from_packs_imports_neither_torch_nor_the_orchestrator_nor_arrow(asked_from_packs: Ended) -> None:
+    imported = set(asked_from_packs.err.split())
     assert "duckdb" in imported and not {"torch", "prefect", "fsspec", "pyarrow"} & imported
 
 

@@ -25,6 +25,7 @@ from tests.cairn.recorded_starts import Recorded
 from tests.commands import ROOT, Cairn, chosen_folders
 from tests.entries import NOON, gone_placement
 from tests.fabricated_run import FabricatedRun, promote
+from tests.processes.fork_server import fork_server
 from tests.processes.waiting import wait_until
 
 fabricate = partial(fabricated_run.fabricate, nodes_wanted=1)  # a watcher leaves runs of several machines
@@ -371,7 +372,8 @@ def watching(folder: Path, *options: str, **environment: str) -> "Iterator[subpr
     fabricate(LocalStore(folder / "store"), "opened")
     command = [sys.executable, "-m", "cairn.cli.command", "watch", *options]
     variables = {**os.environ, **chosen_folders(folder), "PYTHONPATH": str(ROOT), **environment}
-    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as loop:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with fork_server().popen(command, env=variables, text=True, **pipes) as loop:
         yield loop
         loop.send_signal(signal.SIGTERM)
         _, errors = loop.communicate(timeout=240)

@@ -44,7 +44,7 @@ def test_killed_twice_a_run_ends_in_the_bits_of_its_steps_trained_in_one_go(
     assert len(command.state().attempts) == len(KILLED_AT) + 1
 
 
-@pytest.mark.slow  # quick witness: tests/flows/test_mode_freezing.py
+@pytest.mark.slow  # quick witness: tests/flows/test_training_request.py
 def test_a_run_left_to_cairn_has_its_arithmetic_in_its_log_and_refuses_another(command: Command) -> None:
     command.train("--set", "training.steps=5")
     assert "auto" not in frozen_mode(command)

@@ -1,6 +1,7 @@
 """What would be sent to a cluster: Prefect's own worker renders it, the Kubernetes schemas judge it."""
 
 import asyncio
+import functools
 import json
 import re
 import signal
@@ -19,6 +20,7 @@ from cairn.tasks.policy.termination import ExitCode
 FOLDER = Path(__file__).parents[2] / "deployments" / "kubernetes"
 TEMPLATE = json.loads((FOLDER / "job-template.json").read_text(encoding="utf-8"))
 DEPLOYMENTS = yaml.safe_load((FOLDER / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+VARIABLES = {str(item["name"]): item["work_pool"]["job_variables"] for item in DEPLOYMENTS}
 OLDEST, NEWEST = "1.30", "1.37"
 MANIFESTS = [
     pytest.param(document, id=f"{path.stem}-{document['kind']}-{document['metadata']['name']}")
@@ -74,10 +76,16 @@ def test_every_manifest_is_one_that_kubernetes_knows(manifest: dict[str, Any], v
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
+@functools.cache
+def job_of(deployment: str) -> dict[str, Any]:
+    """Return the Job of a deployment, which nobody changes."""
+    return rendered(**VARIABLES[deployment])
+
+
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=[item["name"] for item in DEPLOYMENTS])
-def test_the_job_of_every_deployment_is_one_that_kubernetes_knows(deployment: dict[str, Any], version: str) -> None:
-    manifest = rendered(**deployment["work_pool"]["job_variables"])
+@pytest.mark.parametrize("deployment", VARIABLES)
+def test_the_job_of_every_deployment_is_one_that_kubernetes_knows(deployment: str, version: str) -> None:
+    manifest = job_of(deployment)
     kubernetes_validate.validate(manifest, version, strict=True)
     assert "{{" not in json.dumps(manifest)
 
@@ -126,10 +134,10 @@ def test_a_gpu_and_its_node_are_asked_for_unless_the_deployment_needs_none(job: 
     (container,) = pod_of(job)["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert pod_of(job)["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
-    small = {item["name"]: item for item in DEPLOYMENTS}["watch-runs"]["work_pool"]["job_variables"]
-    (container,) = pod_of(rendered(**small))["containers"]
+    small = pod_of(job_of("watch-runs"))
+    (container,) = small["containers"]
     assert container["resources"]["limits"].get("nvidia.com/gpu", 0) == 0
-    assert not pod_of(rendered(**small)).get("nodeSelector")
+    assert not small.get("nodeSelector")
 
 
 def test_a_node_can_be_chosen_for_one_flow_run() -> None:
@@ -197,8 +205,8 @@ def test_every_exit_code_of_the_command_has_an_answer_that_spends_no_backoff() -
     assert [answer(128 + number, disrupted=False) for number in (signal.SIGKILL, signal.SIGTERM)] == ["Ignore"] * 2
 
 
-def test_pods_of_several_machines_may_stand_where_those_of_one_may() -> None:
-    assert pod_of(MULTI_NODE)["tolerations"] == pod_of(rendered())["tolerations"]
+def test_pods_of_several_machines_may_stand_where_those_of_one_may(job: dict[str, Any]) -> None:
+    assert pod_of(MULTI_NODE)["tolerations"] == pod_of(job)["tolerations"]
 
 
 def test_all_pods_of_a_run_start_or_none() -> None:
@@ -242,11 +250,11 @@ def test_the_memory_that_a_pod_asks_for_holds_the_state_that_a_resume_reads(job:
     assert 2 * state_bytes + 4 * 2**30 < 16 * 2**30
 
 
-def test_the_image_has_what_compiling_and_being_process_1_need() -> None:
+def test_the_image_has_what_compiling_and_being_process_1_need(job: dict[str, Any]) -> None:
     recipe = (FOLDER.parent / "Containerfile").read_text(encoding="utf-8")
     assert re.search(r"^ARG PYTHON_IMAGE=\S+@sha256:[0-9a-f]{64}$", recipe, re.MULTILINE)
     assert "gcc libc6-dev tini" in recipe and 'ENTRYPOINT ["tini", "--"]' in recipe
-    containers = [*pod_of(MULTI_NODE)["containers"], *pod_of(rendered())["containers"]]
+    containers = [*pod_of(MULTI_NODE)["containers"], *pod_of(job)["containers"]]
     assert [container for container in containers if "command" in container] == [], "a command would go past tini"
 
 

@@ -1,6 +1,6 @@
 """The order in which `make up` ends its processes, by the script's own functions, with stand-ins for what it started.
 
-With the real ones: test_up.py and test_up_leaves.py, which are slow.
+With the real ones: test_up.py and test_up_runs.py, which are slow.
 """
 
 import re

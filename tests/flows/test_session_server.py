@@ -1,18 +1,22 @@
-"""Which Prefect server a command uses, and how long its temporary one lives: real processes."""
+"""Which Prefect server a command uses, how long its temporary one lives, and its write lock: real processes."""
 
+import asyncio
 import os
 import socket
+import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
+import sqlalchemy
 
 from cairn.flows.orchestrator import prefect_server, session_server
-from cairn.flows.orchestrator.prefect_server import ServerHome
+from cairn.flows.orchestrator.prefect_server import ServerHome, _take_write_locks_at_once
 from cairn.flows.orchestrator.prefect_settings import authorization, prefect_home
 from cairn.flows.orchestrator.session_server import SessionServer, settle_client
 from tests.crash.prefect_server import copy_untouched_database
@@ -164,6 +168,8 @@ def test_the_words_of_a_server_that_fails_are_in_a_file_and_not_between_those_of
     made, broken = prefect_server._server_environment, {"PREFECT_API_DATABASE_CONNECTION_URL": "x"}
     monkeypatch.setattr(prefect_server, "_server_environment", lambda *given, **named: made(*given, **named) | broken)
     server = choose()[0]
+    with fork_server().forking():
+        server.start()
     assert server.wait_ready() is False and server._own is not None
     assert "Traceback" in server._own.log.read_text() and "Traceback" not in capfd.readouterr().err
 
@@ -215,3 +221,37 @@ def test_another_user_of_the_machine_is_refused_and_the_run_itself_is_not(choose
     settings, headers = "/api/admin/settings", authorization(environment)
     assert (status_of(server.api_url, settings), status_of(server.api_url, settings, **headers)) == (401, 200)
     assert status_of(server.api_url, settings, Host="evil.example", **headers) == 400
+
+
+async def read_then_write(configuration: Any, name: str) -> None:
+    """Read, let the other one go on, and write, in one transaction as Prefect's services do."""
+    engine = await configuration.engine()
+    session = await configuration.session(engine)
+    async with session, configuration.begin_transaction(session):
+        await session.execute(sqlalchemy.text("SELECT count(*) FROM written"))
+        await asyncio.sleep(0.05)
+        await session.execute(sqlalchemy.text("INSERT INTO written VALUES (:name)"), {"name": name})
+
+
+def test_two_transactions_that_read_and_then_write_both_succeed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Takes a second, which every worker's collection would spend.
+    from prefect.server.database.configurations import AioSqliteConfiguration
+
+    monkeypatch.setattr(AioSqliteConfiguration, "begin_transaction", AioSqliteConfiguration.begin_transaction)
+    _take_write_locks_at_once()
+    path = tmp_path / "prefect.db"
+    with sqlite3.connect(path) as made:
+        made.execute("CREATE TABLE written (name TEXT)")
+    made.close()
+    configuration = AioSqliteConfiguration(f"sqlite+aiosqlite:///{path}")
+
+    async def both() -> None:
+        await asyncio.gather(*(read_then_write(configuration, name) for name in ("a", "b")))
+        await (await configuration.engine()).dispose()
+
+    asyncio.run(both())
+    with sqlite3.connect(path) as found:
+        assert sorted(found.execute("SELECT name FROM written")) == [("a",), ("b",)]
+    found.close()

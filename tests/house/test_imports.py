@@ -7,30 +7,48 @@ from pathlib import Path
 
 import pytest
 
-IMPORT_ALL = """
+IMPORTS = """
 import importlib, pkgutil, sys, threading
-package = importlib.import_module({package!r})
-for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-    importlib.import_module(module.name)
-print("threads", threading.active_count(), *sys.modules)
+
+def import_all(name):
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+
+for name in sys.argv[1:]:
+    if name == "the help of every command":
+        import cairn.cli.command
+        from cairn.cli.app import find_record, list_records
+        [*map(find_record, list_records())]
+    elif name == "a configuration":
+        import cairn.model.configuration.training
+    else:
+        import_all(name)
+    print(threading.active_count(), *sys.modules)
 """
+"""Import each of these, and say after each how many threads there are and what is imported by then."""
+FROM_LIGHT_TO_HEAVY = ("cairn.storage", "a configuration", "cairn.reports", "the help of every command")
 pytestmark = pytest.mark.xdist_group("imports")  # each package is imported once for all tests
 
 
-def printed_by(code: str, root: Path) -> str:
-    finished = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=240
-    )
+@functools.cache
+def imported(root: Path, *names: str) -> dict[str, tuple[int, frozenset[str]]]:
+    """Import in a new process, one after the other; returns for each the threads, and all that is imported by then."""
+    lines = printed_by(IMPORTS, root, *names).splitlines()
+    assert len(lines) == len(names), f"something was printed: {lines}"
+    found = [line.split() for line in lines]
+    return {name: (int(threads), frozenset(loaded)) for name, (threads, *loaded) in zip(names, found, strict=True)}
+
+
+def printed_by(code: str, root: Path, *arguments: str) -> str:
+    command = [sys.executable, "-c", code, *arguments]
+    finished = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=240)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.strip()
 
 
-@functools.cache
-def import_all(package: str, root: Path) -> tuple[int, frozenset[str]]:
-    """Import every module of a package in a new process; returns how many threads there are, and what was imported."""
-    first, threads, *loaded = printed_by(IMPORT_ALL.format(package=package), root).split()
-    assert first == "threads", "something was printed"
-    return int(threads), frozenset(loaded)
+def imported_with(name: str, root: Path) -> tuple[int, frozenset[str]]:
+    return imported(root, *(FROM_LIGHT_TO_HEAVY if name in FROM_LIGHT_TO_HEAVY else [name]))[name]
 
 
 def beside(package: str) -> tuple[str, ...]:
@@ -40,35 +58,26 @@ def beside(package: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("package", "unwanted"),
+    ("name", "unwanted"),
     [
-        pytest.param("storage", ("torch", "prefect", *beside("storage")), id="storage"),
-        pytest.param("model", ("prefect", "fsspec", "s3fs", *beside("model")), id="model"),
-        pytest.param("reports", ("torch", "prefect", "cairn.flows", "cairn.cli", "cairn.ui"), id="reports"),
+        pytest.param("cairn.storage", ("torch", "prefect", *beside("storage")), id="storage"),
+        pytest.param("cairn.model", ("prefect", "fsspec", "s3fs", *beside("model")), id="model"),
+        pytest.param("cairn.reports", ("torch", "prefect", "cairn.flows", "cairn.cli", "cairn.ui"), id="reports"),
+        pytest.param("a configuration", ("torch", "prefect"), id="to read a configuration"),
+        pytest.param("the help of every command", ("torch", "prefect"), id="the help of every command"),
     ],
 )
-def test_the_lower_packages_import_nothing_above_or_beside_them(
-    package: str, unwanted: tuple[str, ...], root: Path
+def test_the_lower_packages_and_what_is_only_read_import_nothing_above_or_beside_them(
+    name: str, unwanted: tuple[str, ...], root: Path
 ) -> None:
     # torch imports fsspec by itself where it is installed; what model does is the import linter's to hold.
-    found = set(unwanted) & import_all(f"cairn.{package}", root)[1]
-    assert found - ({"fsspec"} if package == "model" else set()) == set()
-
-
-def test_reading_a_configuration_needs_neither_torch_nor_prefect(root: Path) -> None:
-    found = "print(*sorted({'torch', 'prefect'} & set(sys.modules)))"
-    assert printed_by(f"import sys, cairn.model.configuration.training; {found}", root) == ""
-
-
-def test_no_command_needs_them_for_its_help(root: Path) -> None:
-    records = "from cairn.cli.app import find_record, list_records; [*map(find_record, list_records())]"
-    found = "print(*sorted({'torch', 'prefect'} & set(sys.modules)))"
-    assert printed_by(f"import sys, cairn.cli.command; {records}; {found}", root) == ""
+    found = set(unwanted) & imported_with(name, root)[1]
+    assert found - ({"fsspec"} if name == "cairn.model" else set()) == set()
 
 
 @pytest.mark.parametrize("package", ["storage", "model"])
 def test_importing_a_package_prints_nothing_and_starts_no_thread(package: str, root: Path) -> None:
-    assert import_all(f"cairn.{package}", root)[0] == 1
+    assert imported_with(f"cairn.{package}", root)[0] == 1
 
 
 @pytest.fixture

@@ -1,17 +1,19 @@
-"""Numbers and lists in helps and pages are those of the code: each is compared with what the code has."""
+"""Numbers, lists and pages of the reference are those of the code."""
 
 import inspect
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from cairn.cli.app import app
+from cairn.cli.app import app, list_records
 from cairn.cli.command import run_command
 from cairn.reports.queries.run_tables import ROWS
 from cairn.tasks.configuration.key_reference import keys_by_name
 from cairn.tasks.policy.curve_verdict import VerdictKind
 from cairn.ui import live_page
+from docs.generate.reference_pages import reference_pages
 
 VERBS = sorted(name for name in app if not name.startswith("-"))
 DEFAULT = re.compile(r"^ {4}(\w+): (?:[^\n]|\n {8})*?\[(\d+)\]\.?$", re.MULTILINE)
@@ -56,3 +58,18 @@ def test_the_page_about_machines_has_their_defaults(root: Path) -> None:
     assert f"`machines.wait_seconds` ({float(keys['machines.wait_seconds'].default):g})" in page
     waits = int(keys["budgets.too-few-machines.retries"].default)
     assert f"`budgets.too-few-machines` ({waits:,} since" in " ".join(page.split())
+
+
+@pytest.fixture(scope="module")
+def pages() -> Mapping[str, str]:
+    """What the code says now."""
+    return reference_pages()
+
+
+@pytest.mark.parametrize("page", ["commands.md", "configuration.md", "json.md", "log.md", "sql.md"])
+def test_a_page_of_the_reference_is_what_make_docs_writes(root: Path, pages: Mapping[str, str], page: str) -> None:
+    assert (root / "docs" / "reference" / page).read_text(encoding="utf-8") == pages[page]
+
+
+def test_every_command_that_prints_a_record_is_on_the_page_on_json() -> None:
+    assert {line.split()[0] for line in list_records()} == {name for name in app if not name.startswith("-")} - {"sql"}

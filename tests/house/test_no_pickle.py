@@ -1,6 +1,6 @@
 """No pickle, in no byte: not in what is shipped, not in what is stored, not in what the orchestrator is given to keep.
 
-`test_packages` reads the syntax of every module; here the bytes speak, those of the wheel and those of a checkpoint.
+Here the bytes speak, those of the wheel and those of a checkpoint.
 """
 
 import ast
@@ -21,9 +21,11 @@ from cairn.storage.stores.local_store import LocalStore
 from tests.house.packages import folder_of
 from tests.storage.builders import RUN, run_with_commits
 
+pytestmark = pytest.mark.xdist_group("modules")  # they are parsed once for all tests
+
 PICKLING = re.compile(
-    rb"\b(?:import|from)\s+_?(?:c?pickle|cloudpickle|dill|joblib|shelve|marshal)\b"
-    rb"|\btorch\s*\.\s*(?:save|load|jit\.save|jit\.load)\s*\(|\bnp\s*\.\s*load\s*\(|allow_pickle\s*=\s*True"
+    rb"\b(?:import|from)\s+(?:\w+,\s*)*_?(?:c?pickle|cloudpickle|dill|joblib|shelve|marshal)\b"
+    rb"|\btorch\s*\.\s*(?:jit\.)?(?:save|load)\s*\(|[=(,]\s*torch\s*\.\s*(?:save|load)\b|\bnp\s*\.\s*load\s*\(|allow_pickle\s*=\s*True"
     rb"|\bweights_only\b|\b__reduce(?:_ex)?__\b|\bserializer\s*=\s*[\"']pickle"
 )
 OPCODES = {code.code.encode("latin-1"): code.name for code in pickletools.opcodes}
@@ -72,7 +74,14 @@ def test_the_judge_knows_a_pickle_of_every_protocol(protocol: int) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"import pickle", b"from cloudpickle import dumps", b"torch.save(state, path)", b"np.load(p, allow_pickle=True)"],
+    [
+        b"import pickle",
+        b"import os, pickle",
+        b"hook = torch.load",
+        b"from cloudpickle import dumps",
+        b"torch.save(state, path)",
+        b"np.load(p, allow_pickle=True)",
+    ],
 )
 def test_the_judge_knows_code_that_pickles(line: bytes) -> None:
     assert PICKLING.search(line)

@@ -1,10 +1,16 @@
+"""Packages are those that are listed, and what is used of Prefect is public or stands in docs/prefect.md."""
+
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.house.packages import module_of
+
+pytestmark = pytest.mark.xdist_group("modules")  # they are parsed once for all tests
 
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "handler", "misc"})
 
@@ -36,22 +42,46 @@ def test_no_module_has_a_name_that_says_nothing(modules: Mapping[str, ast.Module
     assert vague == []
 
 
-def test_no_module_reads_or_writes_pickles(modules: Mapping[str, ast.Module]) -> None:
-    offenders = [
-        f"{path}:{node.lineno}" for path, tree in modules.items() for node in ast.walk(tree) if touches_pickle(node)
-    ]
-    assert offenders == []
+PUBLIC = re.compile(
+    r"prefect(\.(blocks\.core|client\.orchestration|client\.schemas(\.\w+)?|context|deployments|events(\.actions|"
+    r"\.schemas\.automations)?|exceptions|input\.run_input|settings|states|types|utilities\.(callables|urls)))?"
+)
+"""Modules of Prefect's API reference."""
+UNDOCUMENTED = frozenset({"refresh_global_settings_context", "keyset_from_paused_state"})
+"""Names of such a module that the reference does not list."""
+ROOMS = ("cairn/", "flows/", "reports/", "tasks/")
+FOREIGN = ("prefect", "pydantic_settings", "coolname")
 
 
-def touches_pickle(node: ast.AST) -> bool:
-    pickles = {"pickle", "cloudpickle", "dill", "shelve", "joblib", "marshal"}
-    match node:
-        case ast.Import(names=names):
-            return any(alias.name.split(".")[0] in pickles for alias in names)
-        case ast.ImportFrom(module=str(module)):
-            return module.split(".")[0] in pickles
-        case ast.Attribute(value=ast.Name(id="torch"), attr="save" | "load"):
-            return True
-        case ast.keyword(arg="allow_pickle", value=ast.Constant(value=True)):
-            return True
-    return False
+def private_uses(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that a file takes from Prefect's private parts, or from libraries beneath it."""
+    taken = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names if one.name.partition(".")[0] in FOREIGN and "." in one.name)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in FOREIGN:
+            names = [one.name for one in node.names]
+            taken |= {*names}
+            yield from (name for name in names if name in UNDOCUMENTED or not PUBLIC.fullmatch(node.module or ""))
+    for node in ast.walk(tree):
+        is_theirs = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in taken
+        if is_theirs and re.match("_[a-z]", node.attr):
+            yield f"{node.value.id}.{node.attr}"
+
+
+@pytest.fixture(scope="module")
+def table(root: Path) -> list[str]:
+    lines = (root / "docs/prefect.md").read_text(encoding="utf-8").partition("## Used of Prefect")[2].splitlines()
+    return [line for line in lines if line.startswith("| ")][1:]
+
+
+def test_every_private_use_of_prefect_stands_in_the_documented_table(
+    modules: Mapping[str, ast.Module], table: list[str]
+) -> None:
+    used = {name for path, tree in modules.items() if path.startswith(ROOMS) for name in private_uses(tree)}
+    assert len(used) > 8 and {name for name in used if not any(name in line for line in table)} == set()
+
+
+def test_the_test_that_holds_a_private_use_is_there(root: Path, table: list[str]) -> None:
+    named = [re.findall(r"`(tests/[^`]+)`", line.rpartition(" | ")[2]) for line in table]
+    assert all(named) and [name for found in named for name in found if not (root / name).is_file()] == []

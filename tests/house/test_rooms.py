@@ -9,6 +9,8 @@ import pytest
 
 from docs.generate.overview_page import Arrows, file_imports, overview_page, room_imports
 
+pytestmark = pytest.mark.xdist_group("modules")  # they are parsed once for all tests
+
 
 @pytest.fixture(scope="module")
 def imports(root: Path) -> Arrows:

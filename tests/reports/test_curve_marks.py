@@ -1,16 +1,19 @@
-"""The losses that a curve is seen against: a uniform guess, and the champion that its run is to beat."""
+"""The losses that a curve is seen against, and one palette: the pages have the colours in which plots draw reasons."""
 
 import math
+import re
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
 from matplotlib.figure import Figure
 
 from cairn.reports.plots.curve_plot import draw_loss
-from cairn.reports.plots.plot_axis import PlotAxis, view_curves
+from cairn.reports.plots.plot_axis import PlotAxis, reason_style, view_curves
 from cairn.reports.plots.run_curves import LossMark, gather_curves
 from cairn.storage.logs.step_log import StepPoint
 from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.policy.termination import TerminationReason
 from tests.entries import step_record
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 
@@ -80,3 +83,28 @@ def test_a_guess_far_above_the_curve_is_left_out_and_the_target_is_not(later: Fa
 
 def test_a_browser_gets_both(later: FabricatedRun) -> None:
     assert view_curves(gather_curves(later.log))["marks"] == (CHANCE, TARGET)
+
+
+STYLE, LIVE = (
+    (files("cairn.reports.pages") / "templates" / name).read_text(encoding="utf-8")
+    for name in ("report.css", "live.css")
+)
+COLORS = dict(re.findall(r"--([a-z]+):(#[0-9a-f]{6})", STYLE.lower()))
+TONES = {
+    reason: tone
+    for names, tone in re.findall(r"((?:\.r-[a-z-]+,?)+)\{fill:var\(--([a-z]+)\)", STYLE)
+    for reason in re.findall(r"\.r-([a-z-]+)", names)
+}
+
+
+@pytest.mark.parametrize("reason", ["preempted", "lost", "oom", "hung", "bad-data", "storage", "too-few-machines"])
+def test_a_reason_has_the_colour_of_the_plots(reason: str) -> None:
+    assert COLORS[TONES[reason]] == reason_style(reason)[0].lower()
+
+
+def test_the_live_page_draws_no_reason_in_another_colour_than_the_report() -> None:
+    assert {*re.findall(r"--([a-z]+):#", LIVE)} & COLORS.keys() == set()
+
+
+def test_every_reason_has_a_colour_on_the_page() -> None:
+    assert {str(reason) for reason in TerminationReason} - TONES.keys() == set()

@@ -73,7 +73,7 @@ def eventful() -> RunCurves:
         [line(step, loss=6 - step / 90, probe_loss=6.0 if step % 10 == 0 else None) for step in range(1, 101)],
         state="finished",
         verdict="healthy",
-        interruptions={"lost": [60]},
+        interruptions={"lost": [60], "preempted": [80]},
         replays=(Replay(first_step=51, last_step=60),),
         held_out=held_out,
         promotions=(PromotedPoint(step=100, alias="champion", current=True, val_loss=5.0),),
@@ -174,12 +174,7 @@ def test_a_loss_measured_again_replaces_the_one_before(fresh: FabricatedRun) -> 
 def test_a_run_that_was_only_opened_has_a_record_and_a_plot(fresh: FabricatedRun) -> None:
     found = gather_curves(fresh.log)
     assert (found.last_step, found.best, found.tokens_per_step) == (0, None, 16)
-    assert size_of(draw_run(found)) == (1200, 900)
-
-
-@pytest.mark.parametrize("size", [(901, 601), (1000, 333)])
-def test_the_plot_has_the_size_asked_for(size: tuple[int, int]) -> None:
-    assert size_of(draw_run(eventful(), width_px=size[0], height_px=size[1])) == size
+    assert size_of(draw_run(found, width_px=901, height_px=601)) == (901, 601)
 
 
 def test_equal_curves_give_equal_bytes() -> None:
@@ -194,63 +189,72 @@ def test_plots_hold_no_date() -> None:
 
 def test_tokens_may_run_along_the_bottom() -> None:
     assert draw_run(eventful(), across="tokens") != eventful_png()
-    assert size_of(draw_run(replace(eventful(), tokens_per_step=0), across="tokens")) == (1200, 900)
 
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
+HELD_OUT = HeldOutPoint(step=3, tokens=0, val_loss=2.0, manifest_sha256="m")
+PROMOTED_WITHOUT_LOSS = PromotedPoint(step=1, alias="a", current=True, val_loss=None)
+EVERY_REASON = {reason: [number] for number, reason in enumerate([*TerminationReason, "unheard-of"], start=1)}
 ODD = {
-    "one-step": curves([line(1)]),
-    "two-steps": curves([line(1), line(2)]),
-    "nothing-finite": curves(
+    "one step, promoted without a loss, strange names": curves(
+        [line(1)], promotions=(PROMOTED_WITHOUT_LOSS,), run_id="$x^{y" + "z" * 90, model_family="$$", state="stopped"
+    ),
+    "two steps, the length of one unknown": curves([line(1), line(2)], tokens_per_step=0),
+    "nothing finite": curves(
         [line(s, loss=math.nan, lr=math.nan, grad_norm=math.inf, tokens_per_second=math.nan) for s in range(1, 20)],
-        held_out=(HeldOutPoint(step=3, tokens=0, val_loss=math.nan, manifest_sha256="m"),),
+        held_out=(replace(HELD_OUT, val_loss=math.nan),),
     ),
-    "some-not-finite": curves([line(s, loss=NOT_FINITE[s % 3] if s > 9 else 3.0) for s in range(1, 20)]),
-    "exploding": curves([line(s, loss=10.0**s) for s in range(1, 300)]),
-    "all-zero": curves([line(s, loss=0.0, lr=0.0, grad_norm=0.0, tokens_per_second=0.0) for s in range(1, 20)]),
+    "exploding, some not finite": curves(
+        [line(s, loss=NOT_FINITE[s % 3] if s < 10 else 10.0**s) for s in range(1, 300)]
+    ),
+    "all zero, stopped early, every reason": curves(
+        [line(s, loss=0.0, lr=0.0, grad_norm=0.0, tokens_per_second=0.0) for s in range(1, 60)],
+        end=finished(40, "overfitting"),
+        interruptions=EVERY_REASON,
+    ),
     "negative": curves([line(s, loss=-1.0 * s) for s in range(1, 20)]),
-    "promoted-without-loss": curves(
-        [line(1)], promotions=(PromotedPoint(step=1, alias="a", current=True, val_loss=None),)
-    ),
-    "strange-names": curves([line(1)], run_id="$x^{y" + "z" * 90, model_family="$$", state="stopped"),
-    "stopped-early": curves([line(s) for s in range(1, 60)], end=finished(40, "overfitting")),
-    "evaluated-but-not-recorded": curves(held_out=(HeldOutPoint(step=3, tokens=0, val_loss=2.0, manifest_sha256="m"),)),
-    "every-reason": curves(
-        [line(s) for s in range(1, 60)],
-        interruptions={reason: [n] for n, reason in enumerate([*TerminationReason, "unheard-of"], start=1)},
-    ),
+    "evaluated but not recorded": curves(held_out=(HELD_OUT,)),
 }
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_whatever_happened_there_is_a_plot(name: str) -> None:
-    assert size_of(draw_run(ODD[name])) == (1200, 900)
+    assert size_of(draw_run(ODD[name], across="tokens")) == (1200, 900)
 
 
-def test_twenty_thousand_steps_and_a_thousand_attempts_are_a_small_plot() -> None:
+@functools.cache
+def long_run() -> tuple[RunCurves, bytes]:
+    """A run of twenty thousand steps with nearly a thousand preemptions and one other end, and its plot."""
     steps, generator = 20_000, np.random.default_rng(0)
     noise = generator.normal(0, 0.1, steps)
     ends = range(20, 20_000, 20)
     replays = tuple(Replay(first_step=end - 8, last_step=end) for end in ends)
     lines = [line(step + 1, loss=3 + noise[step]) for step in range(steps)]
     found = curves(lines, interruptions={"preempted": ends, "oom": [10_010]}, replays=replays)
+    return found, draw_run(found)
+
+
+def test_twenty_thousand_steps_and_a_thousand_attempts_are_a_small_plot() -> None:
+    found, png = long_run()
     assert found.reasons == (("preempted", 999), ("oom", 1))
-    assert len(draw_run(found)) < 150_000
+    assert len(png) < 150_000
 
 
 def test_a_rare_reason_is_seen_among_a_thousand_preemptions() -> None:
     purple = bytes.fromhex(reason_style("oom")[0][1:])
-    found = curves([line(step) for step in range(1, 1001)], interruptions={"preempted": range(1, 1001)})
-    with_oom = replace(found, interruptions={**found.interruptions, "oom": [500]})
-    assert pixels_of(with_oom, purple) > 500 > 50 > pixels_of(found, purple)
+    assert pixels_of(long_run()[1], purple) > 500 > 50 > pixels_of(eventful_png(), purple)
 
 
-def pixels_of(drawn: RunCurves, color: bytes) -> int:
+def test_white_stays_white_where_the_colors_of_a_picture_are_reduced() -> None:
+    assert pixels_of(eventful_png(), b"\xff\xff\xff") > 500_000
+
+
+def pixels_of(png: bytes, color: bytes) -> int:
     from io import BytesIO
 
     from PIL import Image
 
-    pixels = np.asarray(Image.open(BytesIO(draw_run(drawn))).convert("RGB"))
+    pixels = np.asarray(Image.open(BytesIO(png)).convert("RGB"))
     return int((np.abs(pixels.astype(int) - np.frombuffer(color, np.uint8)).sum(axis=-1) < 12).sum())
 
 
@@ -263,10 +267,6 @@ def test_every_reason_looks_different() -> None:
 def test_the_axis_goes_to_the_planned_last_step_or_to_where_the_records_end(total_steps: int, reach: int) -> None:
     drawn = replace(curves([line(step) for step in range(1, 101)]), total_steps=total_steps)
     assert PlotAxis(curves=drawn, across="step").reach == reach
-
-
-def test_white_stays_white_where_the_colors_of_a_picture_are_reduced() -> None:
-    assert pixels_of(curves([line(step) for step in range(1, 101)]), b"\xff\xff\xff") > 500_000
 
 
 def test_thinning_keeps_every_spike_both_ends_and_the_order() -> None:

@@ -1,12 +1,59 @@
-"""docs/crash-matrix.md is true: every test it names exists, and no cell is left to the imagination."""
+"""SECURITY.md and docs/crash-matrix.md are true: every test that they name exists, and no place is left empty."""
 
+import ast
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.house.named_tests import absent_tests, named_tests
+_NAMED = re.compile(r"`(?P<path>tests/[\w/]+(?:\.py)?|…)(?:::(?P<test>\w+))?`")
+
+
+def named_tests(text: str) -> list[tuple[str, str | None]]:
+    """Return path and test of everything named; the test is None where only a file or folder is."""
+    found: list[tuple[str, str | None]] = []
+    for match in _NAMED.finditer(text):
+        path = found[-1][0] if match["path"] == "…" else match["path"]
+        found.append((path, match["test"]))
+    return found
+
+
+def absent_tests(root: Path, named: Iterable[tuple[str, str | None]]) -> list[str]:
+    """Return what is named and is not there."""
+    return [
+        f"{path}::{test}" if test else path
+        for path, test in named
+        if not (root / path).exists() or (test and test not in _functions(root / path))
+    ]
+
+
+@cache
+def _functions(path: Path) -> frozenset[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def rows(root: Path) -> list[str]:
+    """Return the lines of the table of promises, without its heading."""
+    table = (root / "SECURITY.md").read_text(encoding="utf-8").split("| promise | test |\n|---|---|\n", 1)[1]
+    return table.splitlines()
+
+
+def test_every_test_that_a_promise_names_exists(root: Path) -> None:
+    assert len(rows(root)) > 30 and absent_tests(root, named_tests("\n".join(rows(root)))) == []
+
+
+def test_every_promise_names_a_test(root: Path) -> None:
+    assert [row for row in rows(root) if "::test_" not in row.rpartition(" | ")[2]] == []
+
+
+def test_every_file_of_the_security_tests_shows_a_promise(root: Path) -> None:
+    named = {path for path, _ in named_tests("\n".join(rows(root)))}
+    files = {str(path.relative_to(root)) for path in (root / "tests" / "security").glob("test_*.py")}
+    assert files - named == set()
+
 
 HEADING = "# Crash matrix"
 KEY = re.compile(r"[A-Z]\d{1,2}")

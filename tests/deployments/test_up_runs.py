@@ -1,7 +1,8 @@
-"""`make up` with the automations at work: what is killed goes on, what needs a person tells one. Real processes."""
+"""`make up` with runs at work: README's lines, a stop, a home that is taken over, and automations. Real processes."""
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,108 @@ from typing import Any
 import psutil
 import pytest
 
+from cairn.storage.logs.registry import Registry
+from cairn.storage.stores.local_store import LocalStore
+from tests.crash.prefect_server import copy_untouched_database
+from tests.crash.training_command import Command
 from tests.deployments.started_up import ROOT, SCRIPT, StartedUp, free_port, up_environment
+from tests.documented_commands import documented_commands
 from tests.processes.waiting import patience_seconds, wait_until
 from tests.reports.webhook import Hook, serving_hook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("up")]
+VENV = Path(sys.executable).parents[1]
+MAKE = ("make", "-C", str(ROOT), "-o", f"{VENV}/.current", f"VENV={VENV}", "up")
+"""`make up` with the environment that there is, however old."""
+POLLS_OFTEN = {"PREFECT_WORKER_QUERY_SECONDS": "0.2"}
+
+
+def asked_for(up: StartedUp, run_id: str, steps: int) -> dict[str, Any]:
+    """Return what is posted to start a flow run of `train-gpt`."""
+    overrides = [f"training.steps={steps}"]
+    return {"parameters": {"config": str(up.config), "run_id": run_id, "overrides": overrides}}
+
+
+def newest(up: StartedUp, run_id: str) -> dict[str, Any]:
+    return next(item for item in up.flow_runs("train-gpt") if item["parameters"]["run_id"] == run_id)
+
+
+def test_make_lets_the_run_commit_and_what_is_asked_for_meanwhile_begins_after_the_next_start(tmp_path: Path) -> None:
+    up = StartedUp(tmp_path, command=MAKE, **POLLS_OFTEN)
+    try:
+        deployments = {item["name"]: item["id"] for item in up.ask("api/deployments/filter", {})}
+        path, headers = f"api/deployments/{deployments['train-gpt']}/create_flow_run", up.credentials()
+        up.ask(path, asked_for(up, "bard", 100_000), headers)
+        wait_until(lambda: len(up.state("bard").checkpoints) > 1, "a commit", up.output)
+        (trainer,) = [process for process in up.processes() if "cairn.tasks.trainer.trainer" in process.cmdline()]
+        trainer.suspend()  # so that the run cannot leave before it was asked for the next one
+        up.send(signal.SIGTERM)
+        wait_until(lambda: "waiting for the run" in up.output(), "that the run is told", up.output)
+        up.ask(path, asked_for(up, "later", 10), headers)
+        trainer.resume()
+    finally:
+        up.stop(signal.SIGTERM)
+    assert up.processes() == [], up.output()
+    state = up.state("bard")
+    (attempt,) = state.attempts
+    assert attempt.ended is not None and state.newest_committed is not None
+    assert (attempt.ended.reason, attempt.ended.last_step) == ("preempted", state.newest_committed.committed.step)
+
+    again = StartedUp(tmp_path, PORT=str(up.port), **POLLS_OFTEN)
+    try:
+        wait_until(lambda: newest(again, "later")["end_time"] is not None, "the end of what waited", again.output)
+        assert newest(again, "later")["state_name"] == "Completed"
+    finally:
+        again.stop(signal.SIGTERM)
+
+
+def shown(up: StartedUp) -> dict[str, str]:
+    return {item["parameters"]["run_id"]: item["state_name"] for item in up.flow_runs("train-gpt")}
+
+
+# Quick witness: test_a_temporary_server_ends_when_make_up_asks_for_its_home in tests/flows/test_session_server.py.
+def test_it_shows_what_was_trained_before_and_a_run_under_way_goes_on(tmp_path: Path) -> None:
+    copy_untouched_database(tmp_path)
+    command = Command(tmp_path, "")
+    before = command.start_verb("train", "run.toml", "--run-id", "before", "--set", "training.steps=5")
+    assert before.wait(timeout=patience_seconds()) == 0, command.output()
+    process = command.train_until(12)
+    up = StartedUp(tmp_path)
+    try:
+        assert shown(up)["before"] == "Completed"
+        assert stat.S_IMODE(up.key.stat().st_mode) == 0o600
+        command.let_go("pause@12")
+        assert process.wait(timeout=patience_seconds()) == 0, command.output()
+        later = command.start_verb("train", "run.toml", "--run-id", "later", "--set", "training.steps=5")
+        assert later.wait(timeout=patience_seconds()) == 0, command.output()
+        assert "temporary" not in command.output() and shown(up)["later"] == "Completed"
+    finally:
+        code = up.stop(signal.SIGTERM)
+    assert (code, up.processes(), up.key.exists()) == (0, [], False), up.output()
+    assert [attempt.ended and attempt.ended.reason for attempt in command.state().attempts] == ["completed"]
+
+
+# Quick witness: tests/house/test_documented_commands.py, which holds the lines against the flows' parameters.
+def test_every_deployment_that_readme_runs_completes_and_leaves_a_measured_champion(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [line for line in documented_commands(text) if line.words[0] == "prefect" and not line.is_in_sentence]
+    assert [line.words[3] for line in lines] == ["train-gpt/train-gpt", "evaluate-promoted/evaluate-promoted"]
+    up = StartedUp(tmp_path)
+    try:
+        for line in lines:
+            ended = up.prefect(*line.words[1:], "--watch", "--watch-interval", "1")
+            assert ended.returncode == 0, ended.stdout + ended.stderr + up.output()
+        champion = Registry(LocalStore(tmp_path / "store"), "champion").refresh().champion
+        state = up.state("first-try")
+        assert champion is not None and (champion.run_id, champion.step) == ("first-try", 200)
+        suites = {item.suite for item in state.evaluations if item.step == champion.step}
+        assert "repetition" in suites and len(suites) > 1
+        (measured,) = up.flow_runs("evaluate-promoted")
+        assert (measured["name"], measured["state_name"]) == ("evaluate champion", "Completed")
+    finally:
+        up.stop(signal.SIGTERM)
+
+
 ENDLESS = 'overrides=["training.steps=100000"]'
 
 

@@ -1,6 +1,8 @@
-"""A store whose copy is under way: commands name the entry that is missing, write nothing and begin nothing."""
+"""A store that is not where it was: mistyped, half copied, or with a run's folder under another name."""
 
 import json
+import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from cairn.flows.orchestrator import session_server
 from cairn.flows.watching.run_watcher import RunWatcher, WatcherMemory
 from cairn.operations.checks import verify_run
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs.log_entry import entry_name
+from cairn.storage.logs.log_entry import check_place, entry_name
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.checkpoints.retention import sweep_run
@@ -20,6 +22,60 @@ from tests.cairn.recorded_starts import Recorded
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore
+
+VERBS = ("status", "verify", "explain", "export", "train")
+
+
+@pytest.fixture
+def misplaced(bard: FabricatedRun, store: LocalStore) -> str:
+    """The name of a folder into which the whole run was copied."""
+    runs = Path(store.local_path("runs") or "")
+    shutil.copytree(runs / "bard", runs / "mallory")
+    return "mallory"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_copy_under_another_name_is_refused(misplaced: str, cairn: Cairn, verb: str, tmp_path: Path) -> None:
+    more = {"export": [misplaced, str(tmp_path / "out")], "train": ["--run-id", misplaced]}.get(verb, [misplaced])
+    ended = cairn(verb, *more)
+    assert ended.code == 5, ended
+    assert "its entries are those of 'bard', and it lies where mallory should" in ended.err
+
+
+def test_the_list_of_runs_says_so_and_shows_the_others(misplaced: str, cairn: Cairn) -> None:
+    listed = {run["run_id"]: run["state"] for run in json.loads(cairn("runs", "--json").out)}
+    assert listed[misplaced] == "unreadable" and listed["bard"] != "unreadable"
+
+
+@pytest.mark.parametrize("name", ["<script>", "[a](b)", "\x1b[2J", "../bard", "Bard", "bard ", "b" * 10_000])
+def test_the_name_that_a_log_gives_itself_is_printed_harmlessly(name: str) -> None:
+    with pytest.raises(IntegrityError) as caught:
+        check_place("runs/bard/log", "bard", name)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 250
+
+
+READING = (
+    *("runs", "runs --json", "models", "sql 'select run_id from runs'", "watch --once", "compare a b", "rollback"),
+    *("status bard", "explain bard", "report bard", "attempts bard", "checkpoints bard", "evaluations bard"),
+    *("log bard", "plot bard x.png", "diagnose bard", "simulate bard", "sample bard", "evaluate bard", "promote bard"),
+    *("export bard out", "fork bard new", "data bard", "export-tokens bard out", "verify bard", "replay bard"),
+    *("sweep bard", "delete bard --dry-run"),
+)
+
+
+@pytest.mark.parametrize("line", READING)
+def test_a_store_without_runs_is_named_with_one_nearby(cairn: Cairn, tmp_path: Path, line: str) -> None:
+    (tmp_path / "other" / "runs" / "bard" / "log").mkdir(parents=True)
+    ended = cairn(*shlex.split(line), "--store", "gone")
+    where = f"there are no runs in {tmp_path}/gone, a folder that does not exist; stores nearby: --store other (1 run)"
+    assert where in ended.err
+
+
+def test_a_store_with_nothing_but_empty_folders_is_not_near_itself(cairn: Cairn, tmp_path: Path) -> None:
+    (tmp_path / "empty" / "runs" / "bard" / "log").mkdir(parents=True)
+    ended = cairn("status", "bard", "--store", "empty")
+    assert ended.code == 2 and "there are no runs in" in ended.err and "--store ../empty" not in ended.err
+
 
 Poll = Callable[..., dict[str, str]]
 RUN_LOG, MODEL_LOG = "runs/bard/log", "models/champion/log"
