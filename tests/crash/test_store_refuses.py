@@ -86,7 +86,8 @@ def test_a_bucket_that_refuses_deletes_is_named_at_the_end_and_a_sweep_frees_it_
 ) -> None:
     proxy.aim(NetworkFault.REFUSED, r"(DELETE|POST .*[?&]delete)", times=FOR_EVER)
     remote.train(exit_code=1)
-    assert "AccessDenied" in remote.output() and f"`cairn sweep {RUN}` frees it once it may" in remote.output()
+    sweep = f"`cairn sweep {RUN} --store {remote.store.url}` frees it once it may"
+    assert "AccessDenied" in remote.output() and sweep in remote.output()
     assert remote.state_sha256() == undisturbed_sha256
     kept = {record.state for record in remote.state().checkpoints if not record.is_kept}
     assert kept == {CheckpointState.SUPERSEDED}
