@@ -26,7 +26,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     if not mount(disk):
         pytest.skip("needs root and tmpfs")
     yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from cairn.storage.stores.local_store import LocalStore
 from tests import entries
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(api_url: str) -> Iterator[SyncPrefectClient]:
     """The API of the session's server, which this process names as well."""
     with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:

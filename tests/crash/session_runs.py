@@ -5,6 +5,7 @@ from collections.abc import Callable
 from tests.crash.prefect_api import ask
 from tests.crash.training_command import Command
 from tests.log_judge import judge_files
+from tests.processes.fork_server import DRAWS
 from tests.processes.waiting import patience_seconds, start_seconds, wait_for
 from tests.session_folder import once, session_folder
 
@@ -30,7 +31,7 @@ def scarred_run(api_url: str) -> Command:
         wait_for(lambda: _is_shown(command), process, "a task run of its flow run", command.output)
         command.let_go(SHOWN)
         assert process.wait(timeout=patience_seconds()) == 75, command.output()
-        command.train(*rules)
+        command.train(*rules, **{DRAWS: "1"})
 
     return _trained_once("scarred", api_url, train, "qwen3", CAIRN_FAULTS=FAULTS)
 

@@ -1,7 +1,6 @@
 """The chain by its plain functions and by Prefect's tasks: whatever disturbs a run, both do and record the same."""
 
 import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,19 @@ from cairn.flows.run.steps import PLAIN, Chain, Steps, steps_by
 from cairn.storage.logs.registry import Registry
 from tests.wiring.flow_in_process import FlowWorld, NotedWarmTrainer, answer_for_evaluators
 
-pytestmark = pytest.mark.xdist_group("both-executors")  # each case compares itself with the other executor's
-DISTURBANCES = {
-    "preempt": "preempt@13",
-    "kill": "kill@13",
-    "oom": "out-of-memory@13",
-    "bad-data": "bad-data@13",
-    "evaluator": "none@-1",
-}
-Execute = Callable[[Callable[[Steps], Any]], Any]
+DISTURBED = "preempt@3,bad-data@8,kill@13,out-of-memory@18"
+SETTINGS = ("checkpoint.every_steps=5", "budgets.evaluator-failed.backoff_seconds=0", "training.micro_batch=4")
 
 
-@pytest.fixture(params=["plain", "tasks"])
-def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
-    """Call what trains with the steps of one executor; Prefect's are those of a flow run."""
-    if request.param == "plain":
-        yield lambda train: train(PLAIN)
-        return
-    with temporary_settings({PREFECT_API_URL: request.getfixturevalue("api_url")}):
-        yield lambda train: flow(name="both-executors", persist_result=False)(
-            lambda: train(steps_by(Chain().as_task)) and None
-        )()
+def disturbed_run(folder: Path, patch: pytest.MonkeyPatch, executor: Steps) -> dict[str, Any]:
+    """Train a run that meets everything, its first evaluator fails too; return what it has left."""
+    folder.mkdir()
+    world, warm = FlowWorld(folder), NotedWarmTrainer("--once", DISTURBED)
+    answer_for_evaluators(patch, world)
+    world.evaluators.failures = 1
+    for _ in ("until it is preempted", "to its end"):
+        world.train(*SETTINGS, warm=warm, steps=executor)
+    return record_of(world, warm.waited)
 
 
 def record_of(world: FlowWorld, waited: list[float]) -> dict[str, Any]:
@@ -55,23 +46,20 @@ def record_of(world: FlowWorld, waited: list[float]) -> dict[str, Any]:
     }
 
 
-RECORDS = dict[str, dict[str, Any]]()
-
-
-@pytest.mark.parametrize("disturbance", DISTURBANCES)
 def test_both_executors_leave_the_same_bits_receipts_and_decisions(
-    disturbance: str, execute: Execute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, warm = FlowWorld(tmp_path), NotedWarmTrainer("--once", DISTURBANCES[disturbance])
-    answer_for_evaluators(monkeypatch, world)
     monkeypatch.setattr(random, "random", lambda: 0.5)
-    world.evaluators.failures = 1 if disturbance == "evaluator" else 0
-    settings = ("checkpoint.every_steps=5", "budgets.evaluator-failed.backoff_seconds=0", "training.micro_batch=4")
-    for _ in range(2 if disturbance == "preempt" else 1):
-        execute(lambda steps: world.train(*settings, warm=warm, steps=steps))
-    record = record_of(world, warm.waited)
-    reasons = {"kill": "lost", "preempt": "preempted"}.get(disturbance, disturbance)
-    ends = [reason for reason, *_ in record["receipts"]]
-    assert ends == (["completed"] if disturbance == "evaluator" else [reasons, "completed"])
-    assert record["finished"] is not None and record["champion"] is not None
-    assert record == RECORDS.setdefault(disturbance, record), "the other executor left this"
+    plain = disturbed_run(tmp_path / "plain", monkeypatch, PLAIN)
+    records = list[dict[str, Any]]()
+
+    @flow(name="both-executors", persist_result=False)
+    def train_by_tasks() -> None:
+        records.append(disturbed_run(tmp_path / "tasks", monkeypatch, steps_by(Chain().as_task)))
+
+    with temporary_settings({PREFECT_API_URL: api_url}):
+        train_by_tasks()
+    reasons = [reason for reason, *_ in plain["receipts"]]
+    assert reasons == ["preempted", "bad-data", "lost", "oom", "completed"]
+    assert plain["failed"] and plain["finished"] is not None and plain["champion"] is not None
+    assert records == [plain]

@@ -49,16 +49,24 @@ device = "cpu"
 precision = "fp32"
 kernels = "stock"
 """
-ONLY_IN_THE_FILE = {
-    "the command of an evaluator": ("evaluation", '[[evaluation.evaluators]]\nname = "exam"\ncommand = ["true"]'),
-    "a command that promotion needs": ("evaluation", '[evaluation]\ncommand = ["true"]'),
-    "an exporter": ("exporters", '[exporters]\ntensorboard = "curves"'),
-    "a receiver of notices": ("notify", '[notify]\ncommand = "true"'),
-    "a file that announces a preemption": ("preemption", '[preemption]\nnotice_file = "/notice"'),
-    "a check of the machine": ("machines", '[machines]\ncheck = "true"'),
-    "a price that was changed": ("cost", "[cost]\ngpu_hour_price = 2.5"),
-    "the store": ("store", 'store = "elsewhere"'),
-}
+ONLY_IN_THE_FILE = """
+[evaluation]
+command = ["true"]
+[[evaluation.evaluators]]
+name = "exam"
+command = ["true"]
+[exporters]
+tensorboard = "curves"
+[notify]
+command = "true"
+[preemption]
+notice_file = "/notice"
+[machines]
+check = "true"
+[cost]
+gpu_hour_price = 2.5
+"""
+"""Evaluators, exporters, receivers of notices, what announces a preemption, a check and a price: no log has them."""
 pytestmark = pytest.mark.xdist_group("deployment-steps")
 
 
@@ -128,15 +136,14 @@ def continued(
         yield TrainingRequest(config=config, run_id="done", store=finished.store.url, overrides=("cost.currency=EUR",))
 
 
-@pytest.mark.parametrize("kind", ONLY_IN_THE_FILE)
 def test_what_stands_only_in_the_configuration_is_there_after_a_preemption(
-    continued: TrainingRequest, tmp_path: Path, kind: str
+    continued: TrainingRequest, tmp_path: Path
 ) -> None:
-    section, text = ONLY_IN_THE_FILE[kind]
-    (tmp_path / "run.toml").write_text(f"{text}\n{CONFIG}" if section == "store" else CONFIG + text)
+    (tmp_path / "run.toml").write_text(f'store = "elsewhere"\n{CONFIG}{ONLY_IN_THE_FILE}')
     resolved, config = begin_request(continued, "", pytest.fail)
     wanted = load_configuration(tmp_path / "run.toml", overrides=continued.overrides, environment={})
-    assert getattr(config, section) == getattr(wanted, section) != getattr(configuration(), section)
+    for section in ("store", "evaluation", "exporters", "notify", "preemption", "machines", "cost"):
+        assert getattr(config, section) == getattr(wanted, section) != getattr(configuration(), section), section
     assert resolved.configuration is not None  # so that damaged shards are built again from its sources
 
 
@@ -179,7 +186,7 @@ def test_a_start_writes_run_and_resolved_store_on_its_flow_run_where_after_crash
     assert written == {**launch, "run_id": "done", "store": finished.store.url}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def forgotten(client: SyncPrefectClient) -> Iterator[None]:
     """No store of another test is on record, and none of this one stays there."""
     _forget(client)
@@ -194,7 +201,7 @@ def _forget(client: SyncPrefectClient) -> None:
 
 
 @pytest.fixture
-def recorded(flow_run: FlowRun, tmp_path: Path) -> Callable[..., str]:
+def recorded(flow_run: FlowRun, forgotten: None, tmp_path: Path) -> Callable[..., str]:
     """Has a deployed flow run put a store on record."""
 
     def record(folder: str, credentials: str = "") -> str:

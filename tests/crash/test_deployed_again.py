@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -89,10 +90,9 @@ def settled(answer: Any) -> Any:
     return [settled(item) for item in answer] if isinstance(answer, list) else answer
 
 
-@pytest.fixture
-def deployed(client: SyncPrefectClient, tmp_path: Path) -> Deployed:
-    """All deployments, as the code has them."""
-    made = Deployed(client, tmp_path)
+def deploy(client: SyncPrefectClient, folder: Path) -> Deployed:
+    """Deploy all, as the code has them."""
+    made = Deployed(client, folder)
     assert not [line for line in made.set_up() if "stays" in line or "changed" in line]
     return made
 
@@ -123,13 +123,44 @@ def set_twenty(deployed: Deployed) -> None:
     deployed.ask("PATCH", f"/work_pools/{deployed.pool}", {"concurrency_limit": 5, "base_job_template": template})
 
 
-def test_twenty_settings_of_a_person_stay_when_the_server_is_set_up_again(deployed: Deployed) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetUpAgain:
+    """Deployments of which a person has changed twenty settings: set up again, then with another code, then again."""
+
+    deployed: Deployed
+    before: Any
+    unchanged: Any
+    said: list[str]
+    said_of_other_code: list[str]
+    said_of_the_same: list[str]
+
+
+@pytest.fixture(scope="module")
+def again(client: SyncPrefectClient, tmp_path_factory: pytest.TempPathFactory) -> SetUpAgain:
+    deployed = deploy(client, tmp_path_factory.mktemp("again"))
     set_twenty(deployed)
-    before = deployed.everything()
-    said = deployed.set_up()
-    assert deployed.everything() == before
-    assert {line for line in said if "stays" not in line} == set()
-    kept = {line.split(": ")[0]: line.partition("has set it: ")[2] for line in said}
+    before, said = deployed.everything(), deployed.set_up()
+    unchanged = deployed.everything()
+    deployed.item("train-gpt").update(description="Changed.", parameters={"config": "tiny", "steps": 7})
+    deployed.item("watch-runs").update(tags=["changed"], schedules=[{"interval": 60}])
+    deployed.item("tokenize-part").update(schedules=[{"interval": 60}], concurrency_limit={"limit": 2} | STRATEGY)
+    for trigger in deployed.item("after-crash")["triggers"]:
+        trigger["within"] = 99
+    deployed.template["variables"]["properties"]["grace_seconds"] = {"type": "integer", "default": 7}
+    return SetUpAgain(
+        deployed=deployed,
+        before=before,
+        unchanged=unchanged,
+        said=said,
+        said_of_other_code=deployed.set_up(),
+        said_of_the_same=deployed.set_up(),
+    )
+
+
+def test_twenty_settings_of_a_person_stay_when_the_server_is_set_up_again(again: SetUpAgain) -> None:
+    assert again.unchanged == again.before
+    assert {line for line in again.said if "stays" not in line} == set()
+    kept = {line.split(": ")[0]: line.partition("has set it: ")[2] for line in again.said}
     assert kept == {
         "work pool pool": "job template",
         "deployment train-gpt/train-gpt": "description, job_variables, parameters.config, "
@@ -144,49 +175,50 @@ def test_twenty_settings_of_a_person_stay_when_the_server_is_set_up_again(deploy
     }
 
 
-def test_a_change_of_the_code_arrives_and_leaves_the_settings_of_a_person(deployed: Deployed) -> None:
-    set_twenty(deployed)
-    before = deployed.deployment("train-gpt")
-    deployed.item("train-gpt").update(description="Changed.", parameters={"config": "tiny", "steps": 7})
-    deployed.item("watch-runs").update(tags=["changed"], schedules=[{"interval": 60}])
-    deployed.item("tokenize-part").update(schedules=[{"interval": 60}], concurrency_limit={"limit": 2} | STRATEGY)
-    for trigger in deployed.item("after-crash")["triggers"]:
-        trigger["within"] = 99
-    deployed.template["variables"]["properties"]["grace_seconds"] = {"type": "integer", "default": 7}
-    said = deployed.set_up()
-    assert [line for line in said if "changed by the code" in line] == [
+def test_a_change_of_the_code_arrives_and_leaves_the_settings_of_a_person(again: SetUpAgain) -> None:
+    assert [line for line in again.said_of_other_code if "changed by the code" in line] == [
         "deployment train-gpt/train-gpt: changed by the code: parameters.steps",
         "deployment tokenize-part/tokenize-part: changed by the code: "
         "concurrency_limit, concurrency_options, schedules",
         "deployment watch-runs/watch-runs: changed by the code: tags",
         "deployment watch-runs/after-crash: changed by the code: automation cairn: continue what crashed",
     ]
-    after = deployed.deployment("train-gpt")
-    assert settled(after) == settled({**before, "parameters": {**before["parameters"], "steps": 7}})
+    assert not [line for line in again.said_of_the_same if "changed by the code" in line]
+    deployed = again.deployed
+    own, before = deployed.deployment("train-gpt"), again.before["deployments"]["train-gpt" + deployed.own]
+    assert settled(own) == {**before, "parameters": {**before["parameters"], "steps": 7}}
     watching, crashed = deployed.deployment("watch-runs"), deployed.automations()["crashed"]
     assert (watching["tags"], watching["schedules"][0]["active"]) == (["changed"], False)
     assert (crashed["enabled"], crashed["trigger"]["within"]) == (False, 99.0)
     assert deployed.automations()["silent"]["trigger"]["within"] == 600.0
-    assert not [line for line in deployed.set_up() if "changed by the code" in line]
+
+
+@pytest.fixture(scope="module")
+def narrowed(client: SyncPrefectClient, tmp_path_factory: pytest.TempPathFactory) -> tuple[Deployed, list[str]]:
+    """A server of which a person deleted something, set up with a flow of fewer parameters; and what that said."""
+    deployed = deploy(client, tmp_path_factory.mktemp("narrowed"))
+    deployed.ask("DELETE", f"/automations/{deployed.automations()['silent']['id']}")
+    deployed.change("watch-runs", schedules=[])
+    deployed.ask("DELETE", f"/deployments/{deployed.deployment('sweep-checkpoints')['id']}")
+    deployed.change("tokenize-part", parameters={"part": 2, "store_credentials": "team"})
+    entrypoint = "tests.crash.test_deployed_again.narrower"
+    deployed.item("tokenize-part").update(entrypoint=entrypoint, parameters={"dry_run": True})
+    return deployed, deployed.set_up()
 
 
 def test_what_a_person_deleted_of_a_deployment_stays_deleted_and_a_deleted_deployment_is_made_again(
-    deployed: Deployed,
+    narrowed: tuple[Deployed, list[str]],
 ) -> None:
-    deployed.ask("DELETE", f"/automations/{deployed.automations()['silent']['id']}")
-    deployed.change("watch-runs", schedules=[])
-    deployed.ask("DELETE", f"/deployments/{deployed.deployment('tokenize-part')['id']}")
-    said = deployed.set_up()
+    deployed, said = narrowed
     assert list(deployed.automations()) == ["crashed"] and deployed.deployment("watch-runs")["schedules"] == []
-    assert "deployment tokenize-part/tokenize-part: made" in said and deployed.deployment("tokenize-part")
+    assert "deployment sweep-checkpoints/sweep-checkpoints: made" in said and deployed.deployment("sweep-checkpoints")
 
 
-def test_a_parameter_that_the_flow_has_no_more_is_removed_whoever_set_it(deployed: Deployed) -> None:
-    deployed.change("tokenize-part", parameters={"part": 2, "store_credentials": "team"})
-    item = deployed.item("tokenize-part")
-    item.update(entrypoint="tests.crash.test_deployed_again.narrower", parameters={"dry_run": True})
-    deployed.set_up()
-    assert deployed.deployment("tokenize-part")["parameters"] == {"store_credentials": "team", "dry_run": True}
+def test_a_parameter_that_the_flow_has_no_more_is_removed_whoever_set_it(
+    narrowed: tuple[Deployed, list[str]],
+) -> None:
+    parameters = narrowed[0].deployment("tokenize-part")["parameters"]
+    assert parameters == {"store_credentials": "team", "dry_run": True}
 
 
 @flow(name="tokenize-part")

@@ -4,7 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from cairn.storage.stores.local_store import LocalStore
 from tests.crash.prefect_server import copy_untouched_database
 from tests.crash.training_command import configuration
 from tests.environment_allow_list import restrict
+from tests.processes.fork_server import ROOT
 from tests.processes.waiting import patience_seconds
 
 DEAD = "http://127.0.0.1:9"
@@ -109,6 +110,24 @@ TOGETHER = (
     *("a SOCKS proxy", "proxies in small letters", "a database elsewhere", "a base path", "certificates"),
     *("an empty HOME", "an unknown profile", "nonsense about the log", "nonsense about the client"),
 )
+CASES["together"] = Surroundings(
+    variables={name: value for case in TOGETHER for name, value in CASES[case].variables.items()}
+)
+COMMAND = ("-m", "cairn.cli.command")
+WITHOUT_TENSORS = """
+import sys
+from cairn.cli import command
+from cairn.storage.stores.child_process import child_command
+from cairn.tasks.evaluator import evaluator_process
+from cairn.tasks.trainer import trainer_group
+
+trainer_group.TRAINER_COMMAND = child_command("tests.wiring.tensorless_trainer")
+measured = evaluator_process.Outcome(result=b'{"metrics": {"val_loss": 2.0}, "samples": []}', problem="")
+evaluator_process.run_evaluator = lambda *_, **__: measured
+assert "prefect" not in sys.modules
+command.main(sys.argv[1:])
+"""
+"""The command, whose trainer and evaluator need not import torch."""
 
 
 def contents(folder: Path) -> Mapping[str, bytes | None]:
@@ -117,21 +136,21 @@ def contents(folder: Path) -> Mapping[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in paths}
 
 
-def trained(folder: Path, around: Surroundings) -> None:
+def trained(folder: Path, around: Surroundings, *, program: Sequence[str] = COMMAND) -> None:
     """Train a run in these surroundings with a temporary server: it ends well, and no home of the user's changes."""
     users = [folder / "home" / ".prefect", folder / "of-prefect"]
     for home in users:
         home.mkdir(parents=True)
         around.prepare(home)
     own = {"CAIRN_STORE": str(folder / "store"), "CAIRN_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
-    own |= {"HOME": str(folder / "home"), "PREFECT_HOME": str(users[1])}
+    own |= {"HOME": str(folder / "home"), "PREFECT_HOME": str(users[1]), "PYTHONPATH": str(ROOT)}
     variables = {**restrict(os.environ), **own, **around.variables}
     (folder / "tmp").mkdir()
     copy_untouched_database(folder)
     (folder / "run.toml").write_text(configuration(steps=5))
     before = [contents(home) for home in users]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "cairn.cli.command", "train", "run.toml"],
+        [sys.executable, "-P", *program, "train", "run.toml"],
         cwd=folder,
         env={name: value for name, value in variables.items() if value is not None},
         capture_output=True,
@@ -151,8 +170,7 @@ def trained(folder: Path, around: Surroundings) -> None:
 
 
 def test_a_run_ends_well_in_a_hostile_environment(tmp_path: Path) -> None:
-    together = {name: value for case in TOGETHER for name, value in CASES[case].variables.items()}
-    trained(tmp_path, Surroundings(variables=together))
+    trained(tmp_path, CASES["together"], program=("-c", WITHOUT_TENSORS))
 
 
 @pytest.mark.slow  # quick witness: the test above

@@ -4,6 +4,7 @@ import signal
 import sqlite3
 import subprocess
 from contextlib import closing
+from pathlib import Path
 
 import psutil
 import pytest
@@ -69,6 +70,16 @@ def test_a_notice_before_the_server_answers_is_in_the_receipt_and_the_same_comma
     if number == signal.SIGINT:  # slow, as is a second run of the command
         alone.train()
         assert alone.state_sha256() == undisturbed_sha256
+
+
+def test_a_command_killed_before_its_run_begins_leaves_no_trainer(tmp_path: Path) -> None:
+    command = Command(tmp_path, "")  # whose server takes long to make its tables
+    process = command.start()
+    wait_for(lambda: bool(trainers_of(process)), process, "a trainer that waits")
+    trainers = trainers_of(process)
+    kill_flow(process)
+    assert command.state().latest_attempt == 0
+    assert_gone(trainers)
 
 
 def test_a_command_killed_before_its_server_answers_leaves_no_process(alone: Command) -> None:

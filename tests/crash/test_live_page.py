@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from tests.processes.waiting import patience_seconds, wait_for, wait_until
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+pytestmark = pytest.mark.xdist_group("live-page")  # one page is ended for three tests
 USUAL = (
     "Applying inline style",  # decorative attributes of the plotting library, which the policy blocks
     "Failed to load resource",  # a server that is away
@@ -65,23 +67,39 @@ def page(browser: "Browser") -> "Iterator[Page]":
     assert [line for line in wrong if not any(usual in line for usual in USUAL)] == []
 
 
-def test_ctrl_c_ends_it_with_0(live: LivePage) -> None:
-    assert live.interrupt() == 0
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndedPage:
+    """What a page that nobody asked has left, its code after Ctrl-C, and how a second one at its port ended."""
+
+    packs: list[Path]
+    code: int
+    second_code: int
+    second_said: str
 
 
-def test_the_runs_are_read_before_anybody_asks(command: Command) -> None:
+@pytest.fixture(scope="module")
+def ended(api_url: str, tmp_path_factory: pytest.TempPathFactory) -> EndedPage:
+    command = Command(tmp_path_factory.mktemp("page"), api_url)
     fabricate(command.store, "bard").start()
-    live = LivePage(command)
-    packs = command.folder / "cache" / "tables"
-    wait_for(lambda: any(packs.rglob("pack.json")), live.process, "packed rows", command.output)
-    assert live.interrupt() == 0
+    live, tables = LivePage(command), command.folder / "cache" / "tables"
+    wait_for(lambda: any(tables.rglob("pack.json")), live.process, "packed rows", command.output)
+    packs = list(tables.rglob("pack.json"))
+    second = command.start_verb("ui", "--port", live.url.rpartition(":")[2])
+    second_code = second.wait(timeout=patience_seconds())
+    return EndedPage(packs=packs, code=live.interrupt(), second_code=second_code, second_said=command.output())
 
 
-def test_a_port_that_is_taken_is_refused_in_one_line(live: LivePage, command: Command) -> None:
-    port = live.url.rpartition(":")[2]
-    second = command.start_verb("ui", "--port", port)
-    assert second.wait(timeout=patience_seconds()) == 2
-    assert re.fullmatch(rf"cairn: --port {port}: .*; choose another one, or 0 for any that is free\n", command.output())
+def test_ctrl_c_ends_it_with_0(ended: EndedPage) -> None:
+    assert ended.code == 0
+
+
+def test_the_runs_are_read_before_anybody_asks(ended: EndedPage) -> None:
+    assert ended.packs
+
+
+def test_a_port_that_is_taken_is_refused_in_one_line(ended: EndedPage) -> None:
+    assert ended.second_code == 2
+    assert re.fullmatch(r"cairn: --port \d+: .*; choose another one, or 0 for any that is free\n", ended.second_said)
 
 
 def wait_for_step(page: "Page", step: int) -> None:

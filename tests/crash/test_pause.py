@@ -11,7 +11,7 @@ from tests.crash.prefect_api import Prefect, ask, environment_of, flow_run, laun
 from tests.crash.training_command import Command
 from tests.processes.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # states alone: tests/crash/test_last_states.py
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # states alone: tests/crash/test_deployed_flow_run.py
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from tests.crash.chromium import PAGE_MILLISECONDS
 from tests.crash.prefect_api import ask
 from tests.crash.shown_run import ShownRun
 from tests.crash.training_command import Command
+from tests.processes.fork_server import DRAWS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -21,7 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_grou
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> ShownRun:
     """A run whose trainer was killed once and whose machine was taken away once, finished by a second flow run."""
-    command = Command(tmp_path_factory.mktemp("ui"), api_url, environment={"CAIRN_FAULTS": "kill@8,preempt@33"})
+    variables = {"CAIRN_FAULTS": "kill@8,preempt@33", DRAWS: "1"}
+    command = Command(tmp_path_factory.mktemp("ui"), api_url, environment=variables)
     command.train("--set", "evaluation.every_commits=4", exit_code=75)
     command.train("--set", "evaluation.every_commits=4")
     return ShownRun(command)

@@ -2,20 +2,23 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cairn.model.data.sample_order import SampleOrder
 from cairn.storage.logs.log_entry import this_writer
 from cairn.storage.logs.run_entries import DataQuarantined
 from cairn.storage.logs.run_log import RunLog
+from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.configuration_source import load_configuration
 from tests.crash.reference import reference_run
 from tests.crash.spoiled_data import ARITHMETIC, open_run, spoil
-from tests.crash.training_command import Command
+from tests.crash.training_command import Command, configuration
 
 pytestmark = pytest.mark.xdist_group("quarantine")  # its runs are made once for all its tests
 
-STEP = 13
+STEP, STEPS = 13, 20
 
 
 class SpoiledRun:
@@ -23,6 +26,7 @@ class SpoiledRun:
 
     def __init__(self, folder: Path, api_url: str) -> None:
         self.command = Command(folder, api_url)
+        (folder / "run.toml").write_text(configuration(steps=STEPS), encoding="utf-8")
         config = load_configuration(folder / "run.toml", overrides=ARITHMETIC, environment={})
         store = LocalStore(folder / "store")
         spoiled = spoil(store, config, folder, step=STEP)
@@ -69,3 +73,24 @@ def test_the_run_ends_with_the_bits_of_one_that_began_with_that_quarantine(
     other.command.train()
     assert len(other.command.state().attempts) == 1
     assert other.command.state_sha256() == spoiled.command.state_sha256()
+
+
+def test_in_a_text_that_repeats_itself_only_the_drawn_window_is_spoiled(tmp_path: Path) -> None:
+    text = "\n\n".join(f"{number}" + " over and over" * 1000 for number in range(20))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "run.toml").write_text(configuration(), encoding="utf-8")
+    source = f'data.sources=["{tmp_path}/text.txt"]'
+    config = load_configuration(tmp_path / "run.toml", overrides=(source,), environment={})
+    store = LocalStore(tmp_path / "store")
+    spoiled = spoil(store, config, tmp_path, step=3)
+    snapshot = open_snapshot(store, spoiled.snapshot_id, tmp_path / "cache")
+    tokens = np.concatenate([shard.tokens() for shard in snapshot.train])
+    outside = np.flatnonzero(tokens >= snapshot.manifest.vocab_size)
+    order = SampleOrder(
+        window_count=(len(tokens) - 1) // config.model.block_size,
+        seed=config.training.seed,
+        global_batch=config.training.global_batch,
+        block_size=config.model.block_size,
+    )
+    assert spoiled.window == order.windows_of(3)[0]
+    assert (outside // config.model.block_size).tolist() == [spoiled.window]

@@ -1,7 +1,10 @@
-"""A store that refuses in the middle of a run: the run stops at once, resumable, and ends with the same bits."""
+"""A store that refuses in the middle of a run, or is away for a while: the run goes on, and ends with the same bits."""
 
 import os
 import shutil
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,7 +86,8 @@ def test_a_bucket_that_refuses_deletes_is_named_at_the_end_and_a_sweep_frees_it_
 ) -> None:
     proxy.aim(NetworkFault.REFUSED, r"(DELETE|POST .*[?&]delete)", times=FOR_EVER)
     remote.train(exit_code=1)
-    assert "AccessDenied" in remote.output() and f"`cairn sweep {RUN}` frees it once it may" in remote.output()
+    sweep = f"`cairn sweep {RUN} --store {remote.store.url}` frees it once it may"
+    assert "AccessDenied" in remote.output() and sweep in remote.output()
     assert remote.state_sha256() == undisturbed_sha256
     kept = {record.state for record in remote.state().checkpoints if not record.is_kept}
     assert kept == {CheckpointState.SUPERSEDED}
@@ -128,3 +132,54 @@ def test_a_finished_run_whose_promotion_is_refused_is_promoted_by_the_same_comma
     proxy.aims.clear()
     remote.train()
     assert remote.champion() is not None
+
+
+AWAY_SECONDS = 5.0
+
+
+def send_away_when(
+    proxy: FaultProxy, process: "subprocess.Popen[bytes]", pattern: str, output: Callable[[], str]
+) -> None:
+    """Let every request fail for some seconds, from the first that names `pattern`."""
+    wait_for(lambda: any(pattern in request for request in proxy.requests), process, pattern, output)
+    proxy.aim(NetworkFault.SLOW_DOWN, ".", times=1_000_000)
+    time.sleep(AWAY_SECONDS)  # the outage itself
+    proxy.aims.clear()
+
+
+@pytest.mark.slow
+def test_uploads_that_are_refused_for_a_while_cost_no_attempt_and_no_bit(
+    remote: Command, proxy: FaultProxy, undisturbed_sha256: str
+) -> None:
+    refused = proxy.aim(NetworkFault.SLOW_DOWN, "PUT .*weights-", nth=3, times=10)
+    remote.train()
+    assert refused.seen > 12, "the fault must have struck"
+    assert len(remote.state().attempts) == 1
+    assert remote.state_sha256() == undisturbed_sha256
+    assert "has waited" in remote.output()
+
+
+@pytest.mark.slow  # quick witnesses: `tests/s3/test_network_faults.py`, and the store-away of the campaign
+def test_a_store_that_is_away_altogether_costs_no_attempt_and_no_bit(
+    remote: Command, proxy: FaultProxy, undisturbed_sha256: str
+) -> None:
+    process = remote.start()
+    send_away_when(proxy, process, "step-00000010-attempt-0001/manifest.json", remote.output)
+    assert process.wait(timeout=patience_seconds()) == 0, remote.output()
+    assert len(remote.state().attempts) == 1
+    assert remote.state_sha256() == undisturbed_sha256
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_longer_than_the_runs_patience_is_continued_later_with_the_same_bits(
+    remote: Command, proxy: FaultProxy, undisturbed_sha256: str
+) -> None:
+    process = remote.start("--set", "checkpoint.patience_seconds=1")
+    wait_for(lambda: any("step-00000010-" in request for request in proxy.requests), process, "step 10", remote.output)
+    proxy.aim(NetworkFault.SLOW_DOWN, ".", times=1_000_000)
+    assert process.wait(timeout=patience_seconds()) != 0
+    proxy.aims.clear()
+    remote.train()
+    state = remote.state()
+    assert [attempt.ended is not None for attempt in state.attempts] == [True] * len(state.attempts)
+    assert remote.state_sha256() == undisturbed_sha256

@@ -31,11 +31,11 @@ sources = ["{TINY_SHAKESPEARE}"]
 tokenizer = "bytes"
 [model]
 architecture = "{architecture}"
-n_layer = 2
+n_layer = 1
 n_head = 2
 n_kv_head = {1 if architecture == "qwen3" else 2}
 n_embd = 32
-block_size = 64
+block_size = 32
 dropout = 0.1
 [training]
 steps = {steps}

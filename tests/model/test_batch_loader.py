@@ -63,7 +63,7 @@ def only_at_step(order, wanted: int) -> int:
     return next(int(window) for window in order.windows_of(wanted) if int(window) not in before)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("micro_batch", [1, 4, 6])
 def test_prefetching_changes_no_bit_of_training(micro_batch) -> None:
     plain, ahead = TinyRun(model=DROPOUT), TinyRun(model=DROPOUT)
     plain.train(12, micro_batch=micro_batch)

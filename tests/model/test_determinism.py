@@ -10,39 +10,19 @@ import torch
 
 from cairn.model.errors import InvalidInput
 from cairn.model.training.determinism import resolve_device
+from tests.processes.fork_server import fork_server
 
 pytestmark = pytest.mark.xdist_group("process-settings")  # its process is started once for all its tests
-PROGRAM = """
-import json, random, resource
-import numpy, torch
-from cairn.model.training.determinism import keep_freed_memory, make_deterministic
-
-def drawn():
-    return random.random(), numpy.random.random(), torch.rand(1).item()
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(25):
-        torch.ones(2**22)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-is_kept = keep_freed_memory()
-faults()
-found = {"faults": faults() if is_kept else 0}
-make_deterministic(seed=5, threads=1)
-found["settings"], first = [torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()], drawn()
-make_deterministic(seed=5, threads=None)
-print(json.dumps(found | {"draws again": drawn() == first, "threads": torch.get_num_threads()}))
-"""
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """What the process prints."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], check=False, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    printed: dict[str, Any] = json.loads(done.stdout)
-    return printed
+    words, pipe = [sys.executable, "-m", "tests.model.process_settings"], subprocess.PIPE
+    process = fork_server().popen(words, stdout=pipe, stderr=pipe)
+    printed, problem = process.communicate()
+    assert process.returncode == 0, problem
+    return dict(json.loads(printed))
 
 
 def test_seeding_and_settings_hold_for_the_whole_process(found: dict[str, Any]) -> None:

@@ -145,11 +145,11 @@ def test_beyond_the_block_the_stream_continues_from_the_newest_half(shape, block
     model, prompt = network(block_size, boundary_id, **shape), [1, 2, END, 3, 9, 4, 12, 30, 8]
     expected, seen = [], prompt[-block_size:]
     with torch.no_grad():
-        for _ in range(40):
+        for _ in range(24):
             seen = seen if len(seen) <= block_size else seen[-max(block_size // 2, 1) :]
             expected.append(int(model(torch.tensor([seen]))[0, -1].argmax()))
             seen = [*seen, expected[-1]]
-    assert list(generate_stream(model, prompt, new_tokens=40, sampling=Sampling(temperature=0))) == expected
+    assert list(generate_stream(model, prompt, new_tokens=24, sampling=Sampling(temperature=0))) == expected
 
 
 def test_the_stream_draws_each_token_on_demand() -> None:

@@ -88,7 +88,7 @@ def test_draws_of_another_number_of_sources_are_refused() -> None:
 
 
 STEPS = 40
-some = settings(max_examples=30, deadline=None)
+some = settings(max_examples=12, deadline=None)
 WEIGHTS = st.lists(st.integers(0, 9).map(float), min_size=3, max_size=3).filter(any)
 STAGES = st.dictionaries(st.integers(1, STEPS), WEIGHTS, max_size=4).map(lambda found: dict(sorted(found.items())))
 

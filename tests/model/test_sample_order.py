@@ -11,7 +11,7 @@ from cairn.model.data.sample_order import Component, SampleOrder, permute
 from cairn.model.data.token_windows import first_tokens
 from cairn.model.errors import InvalidInput
 
-some = settings(max_examples=20, deadline=None)
+some = settings(max_examples=10, deadline=None)
 SIZES = {"window_count": 50, "seed": 9, "global_batch": 7}
 
 

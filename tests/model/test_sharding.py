@@ -10,21 +10,19 @@ from cairn.model.estimates.size_estimate import count_parameters
 from tests.model.rank_legs import Leg, probe, read_seen, read_state, train_legs
 from tests.model.tiny_run import VOCAB, TinyRun
 
-STEPS = 3
+STEPS = 2
 SHARDED: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "steps": 12, "parallel": "fsdp"}
 RUNS: dict[str, dict[str, Any]] = {
     "fp32 stock": {},
     "fp32 fused": {"kernels": "fused"},
     "bf16 stock": {"precision": "bf16"},
     "bf16 fused": {"precision": "bf16", "kernels": "fused"},
-    "bf16 fused again": {"precision": "bf16", "kernels": "fused"},
     "recomputed": {"precision": "bf16", "kernels": "fused", "activation_checkpointing": True},
     "uneven": {"global_batch": 9, "micro_batch": 4},
 }
 EMPTY: dict[str, dict[str, Any]] = {
     "1 window, fp32 stock": {"global_batch": 1},
     "1 window, fp16": {"global_batch": 1, "precision": "fp16"},
-    "3 windows, bf16 fused": {"global_batch": 3, **RUNS["bf16 fused"]},
     "3 windows, recomputed": {"global_batch": 3, **RUNS["recomputed"]},
 }
 """Batches of which one of two processes has a window less than the other has micro-batches."""
@@ -92,9 +90,8 @@ def test_gradients_are_added_up_in_fp32(folder: Path) -> None:
     assert low[name] == exact[name] and [key for key in low if key.startswith("reduce")] == [name]
 
 
-@pytest.mark.parametrize("name", ["bf16 fused again", "recomputed"])
-def test_equal_numbers_of_processes_give_equal_bits(folder: Path, name: str) -> None:
-    first, second = state(folder, "bf16 fused"), state(folder, name)
+def test_equal_numbers_of_processes_give_equal_bits_their_activations_kept_or_computed_again(folder: Path) -> None:
+    first, second = state(folder, "bf16 fused"), state(folder, "recomputed")
     assert {key: value.numpy().tobytes() for key, value in first.items()} == {
         key: value.numpy().tobytes() for key, value in second.items()
     }

@@ -34,8 +34,10 @@ PROGRAMS = frozenset(
         "cairn.tasks.trainer.trainer",
         "tests.programs.chaos.rank_launcher",
         "tests.programs.chaos.rank_victim",
+        "tests.crash.framed_command",
         "tests.crash.noticed_command",
         "tests.crash.one_file_process",
+        "tests.model.process_settings",
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",
         "tests.tasks.real_ends.scenes",
@@ -44,6 +46,8 @@ PROGRAMS = frozenset(
 ROOT = Path(__file__).parents[2]
 SYNCS = "CAIRN_TEST_SYNCS"
 """The variable of a forked process whose fsync is the system's."""
+DRAWS = "CAIRN_TEST_DRAWS"
+"""The variable of a forked process that draws the curves on a run's page: others show a point, and spend no second."""
 SMALL_PRODUCTS = (256,)
 """Sizes of the matrices by which a trainer of a test measures its peak: others take 0.3 s of a core in each process."""
 PADDING = 4096

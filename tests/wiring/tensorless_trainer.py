@@ -5,7 +5,7 @@ It trains nothing, so it starts in half a second. What it was sent stands in `at
 `--first-loss L` lets the losses it reports fall from there. `--linger` makes it stay when it is told to finish, and
 write the file `finished-before-its-trainer` if the run is finished while it does. `--slow-upload N` leaves the upload
 of step N under way until it is told to wait for it; `--stop-parent` sends its parent SIGTERM where that shows.
-`--once KIND@N` disturbs the run after step N, in one attempt only: preempt, kill, lose-rank, or the kind of an error.
+`--once KIND@N,…` disturbs the run after step N, in one attempt only: preempt, kill, lose-rank, or the kind of an error.
 `--leave-at N` ends the segment of step N there, as if another machine had a notice, and drops its checkpoint once.
 """
 
@@ -66,10 +66,10 @@ def main() -> None:
     parser.add_argument("--linger", action="store_true")
     parser.add_argument("--slow-upload", type=int)
     parser.add_argument("--stop-parent", action="store_true")
-    parser.add_argument("--once", default="@-1")
+    parser.add_argument("--once", type=_disturbances, default={})
     parser.add_argument("--leave-at", type=int)
     chosen = parser.parse_args()
-    ignores = chosen.deaf or chosen.stop_parent or chosen.once.startswith("preempt@")
+    ignores = chosen.deaf or chosen.stop_parent or "preempt" in chosen.once.values()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores else signal.SIG_DFL)
     line = sys.stdin.buffer.readline()
     if not line:
@@ -118,10 +118,9 @@ def _segment(
         yield StepDone(record=record, tokens=trained * STEP_TOKENS, gpu_seconds=trained * STEP_GPU_SECONDS)
         if number == chosen.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        kind, _, disturbed = chosen.once.partition("@")
-        if number == int(disturbed) and not (marker := spec.work_dir / f"disturbed-{number}").exists():
+        if number in chosen.once and not (marker := spec.work_dir / f"disturbed-{number}").exists():
             marker.touch()
-            yield from _disturb(kind, number)
+            yield from _disturb(chosen.once[number], number)
     tokens, gpu_seconds = (until - first) * STEP_TOKENS, (until - first) * STEP_GPU_SECONDS
     done = SegmentDone(step=until, stopped=is_leaving, tokens=tokens, gpu_seconds=gpu_seconds)
     if is_leaving:
@@ -139,6 +138,11 @@ def _segment(
     yield done
     if until != slow:
         yield _stage(spec, until)
+
+
+def _disturbances(words: str) -> dict[int, str]:
+    """Return what disturbs the run after which step."""
+    return {int(step): kind for kind, _, step in (word.partition("@") for word in words.split(","))}
 
 
 def _disturb(kind: str, step: int) -> Iterator[Event]:
