@@ -39,7 +39,7 @@ def kind(losses: np.ndarray, **fields: object) -> str:
 FALLING, UNKNOWING = falling(400), np.full(60, UNIFORM)
 GAP = tuple((step, 1.4 * float(FALLING[step - 1])) for step in range(50, 401, 50))
 IMPROVING = tuple((step, max(2.6, float(FALLING[step - 1]))) for step in range(20, 201, 20))
-LONG_AGO = ((100, 2.6), *((step, 3.6 - step / 400) for step in range(180, 401)))
+LONG_AGO = ((100, 2.6), *((step, 6.6 - step / 100) for step in range(180, 401)))
 FLAT = (*IMPROVING, *((step, IMPROVING[-1][1]) for step in range(220, 401, 20)))
 KINDS: dict[str, tuple[np.ndarray, dict[str, Any], VerdictKind]] = {
     **{f"{count} steps": (falling(10)[:count], {}, VerdictKind.TOO_EARLY) for count in (0, 1, 9)},
