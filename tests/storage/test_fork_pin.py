@@ -278,6 +278,12 @@ def test_a_sweep_says_of_each_pin_how_far_its_fork_is(parent: RunLog, why: str) 
     assert pins == [f"run {FORK}, which was forked from it, {why}"]
 
 
+def test_the_pin_of_a_fork_whose_log_cannot_be_read_stays(parent: RunLog) -> None:
+    child = grow(parent, 12, 14)
+    flip_bit(parent.store, parent.store.first(f"{child.log.prefix}/log") or "")
+    assert kept_steps(parent) == [10, 20]
+
+
 def advice(child: FabricatedRun) -> str:
     with pytest.raises(NothingReadable) as caught:
         newest_verified(child.log, writer=writer(), sleep=no_sleep, quarantines_at_most=2)
