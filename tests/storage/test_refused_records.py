@@ -8,7 +8,7 @@ import pytest
 from cairn.storage.checkpoints.payload import MAX_HEADER_BYTES, ManifestShard, TensorSpec
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_entries import CheckpointPinned, DataQuarantined
-from cairn.storage.snapshots.snapshot_manifest import SplitSize
+from cairn.storage.snapshots.snapshot_manifest import SnapshotObject, SplitSize
 from tests.entries import placement
 from tests.storage.builders import manifest_of
 
@@ -31,11 +31,14 @@ RECORDS: dict[str, tuple[Callable[[], object], str]] = {
     "a tensor of 65 dimensions": (lambda: TensorSpec(name="w", dtype="F32", shape=(1,) * 65), "65 dimensions, at most"),
     "two shards of one name": (lambda: manifest_of(shards=(shard(), shard())), "'weights' is named twice"),
     "a split without tokens": (lambda: SplitSize(documents=1, tokens=0, bytes=1), "tokens = 0: a split holds at least"),
+    "a shard with less than no tokens": (
+        lambda: SnapshotObject(key="a.arrow", bytes=1, sha256="", tokens=-1), "tokens -1: must not be negative"
+    ),
     "a quarantine of no window": (quarantined, r"windows \(\): must be at least one"),
     "a quarantine of a negative window": (lambda: quarantined(3, -1), r"windows \(3, -1\): .* none negative"),
     "a pin for nothing": (pin, "exactly one must be named"),
     "a pin for two purposes": (lambda: pin(alias="champion", fork="twin"), "exactly one must be named"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", RECORDS)
