@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
 import torch
 
 from cairn.model.training import parallel
-from cairn.model.training.membership import MeetingNumber, Members, Position
+from cairn.model.training.membership import MeetingNumber, Members, Position, SharesChanged
 from cairn.model.training.parallel import Ranks
 
 LOSS = RuntimeError("Connection reset by peer")
@@ -27,12 +28,16 @@ class Place:
     position: Position = HERE
     met: list[MeetingNumber] = field(default_factory=list)
     is_waiting: bool = False
+    is_called: bool = False
 
     def members(self) -> Members:
         return self.found
 
     def mark(self, rank: int, *, is_waiting: bool) -> None:
         self.is_waiting = is_waiting
+
+    def is_due(self, last: MeetingNumber) -> bool:
+        return self.is_called
 
     def exchange(self, number: MeetingNumber, rank: int, own: Position) -> Sequence[Position] | None:
         self.met.append(number)
@@ -133,3 +138,35 @@ def test_the_result_of_a_broken_round_is_taken_from_a_rank_that_knows_it(
     result = torch.zeros(1, dtype=torch.int64)
     assert ranks_at(Place(position=position))._agree(result, lose) == known
     assert result.tolist() == [7 if known else 0]
+
+
+@pytest.fixture
+def broken_once(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first round breaks; in the next ones no rank has a larger number than this one."""
+    rounds = count()
+
+    def reduce(number: torch.Tensor, operation: object) -> None:
+        if next(rounds) == 0:
+            raise LOSS
+
+    monkeypatch.setattr(parallel.dist, "all_reduce", reduce)
+
+
+@pytest.mark.usefixtures("broken_once")
+def test_a_question_that_is_no_part_of_a_step_is_asked_again_after_a_loss() -> None:
+    assert ranks_at(Place()).largest(5.0) == 5.0
+
+
+@pytest.mark.usefixtures("broken_once")
+def test_a_question_within_a_step_ends_it_since_the_shares_are_others_after_a_loss() -> None:
+    ranks = ranks_at(Place())
+    with pytest.raises(SharesChanged):
+        ranks.any_in_step(True)
+    assert ranks.any_in_step(True)
+
+
+def test_a_rank_that_waits_for_work_comes_to_a_meeting_that_is_due(network: Network) -> None:
+    ranks = ranks_at(place := Place())
+    for place.is_called in (False, True):
+        ranks.attend()
+    assert (place.met, ranks.members) == ([(1, 0)], (0, 2))
