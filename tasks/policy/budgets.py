@@ -61,9 +61,7 @@ def decide(
         return Decision(action=_UNCHARGED[failure.reason], reason=failure.detail)
     if impact.given_up:
         return Decision(action=DecisionAction.RESUME, reason=f"{failure.reason}: given up before it began")
-    budget: BudgetConfig | None = getattr(budgets, failure.reason.replace("-", "_"), None)
-    if budget is None:
-        return _stop(f"there is no retry budget for {failure.reason}")
+    budget: BudgetConfig = getattr(budgets, failure.reason.replace("-", "_"))
     remedied, is_futile = _remedied(failure, impact), _is_futile(state, failure, impact.last_step)
     if not remedied.changed and failure.reason in _NEED_A_REMEDY:
         return _stop(f"{failure.reason}: no remedy is known, so a retry would fail the same way")

@@ -138,6 +138,11 @@ def test_as_many_micro_batches_are_computed_at_once_as_there_are_cores_and_micro
     assert choose_workers(config, VOCABULARY, SHARED, replace(there(None), cores=cores)) == workers
 
 
+def test_each_of_two_processes_computes_its_half_of_them_at_once() -> None:
+    two = replace(there(None), place=TrainingPlace(processes=2), cores=64)
+    assert choose_workers(configured(micro_batch=4), VOCABULARY, SHARED, two) == 4
+
+
 def test_of_those_that_draw_numbers_one_is_computed_at_once() -> None:
     config = configured(micro_batch=4)
     config = config.model_copy(update={"model": config.model.model_copy(update={"dropout": 0.1})})

@@ -1,12 +1,15 @@
 """Prefect's settings in a command: the environment or a profile names the server, and says nothing else."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import prefect
 import pytest
+from prefect.utilities import importtools
 
+from cairn.flows.orchestrator import prefect_settings
 from cairn.flows.orchestrator.prefect_settings import connect_directly, import_prefect, prefect_home, settle_prefect
 
 PROFILES = """
@@ -144,3 +147,25 @@ def test_what_is_no_proxy_and_no_host_is_left_out_since_httpx_fails_for_it() -> 
 def test_a_server_elsewhere_is_reached_by_the_users_proxy(tmp_path: Path) -> None:
     environment, _ = settled(tmp_path, PREFECT_API_URL="https://prefect.example.com/api", ALL_PROXY="socks5://x")
     assert environment["ALL_PROXY"] == "socks5://x" and "NO_PROXY" not in environment
+
+
+@pytest.mark.parametrize(
+    ("module", "done"),
+    [("prefect", ["settled", "prefect.version"]), ("prefect.engine", ["a group of its own", "prefect.engine.version"])],
+)
+def test_a_flow_run_has_its_workers_environment_as_it_is_and_not_what_the_workers_terminal_sends(
+    monkeypatch: pytest.MonkeyPatch, module: str, done: list[str]
+) -> None:
+    seen = list[str]()
+    monkeypatch.setattr(prefect_settings.child_process, "hide_memory", lambda: None)
+    monkeypatch.setattr(prefect_settings, "_read_settings", lambda: None)
+    monkeypatch.setattr(prefect_settings, "settle_prefect", lambda environment, say: seen.append("settled"))
+    monkeypatch.setattr(os, "setpgrp", lambda: seen.append("a group of its own"))
+    monkeypatch.setattr(
+        prefect_settings.runpy, "run_module", lambda name, **given: seen.append(".".join([name, *sys.argv[1:]]))
+    )
+    monkeypatch.setattr(importtools, "load_module", importtools.load_module)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setattr(sys, "argv", ["prefect_settings", module, "version"])
+    prefect_settings.main()
+    assert seen == done

@@ -39,7 +39,10 @@ def snapshots_after(resolved: ResolvedRequest, folder: Path) -> list[str]:
     return list(list_snapshots(LocalStore(folder / "store")))
 
 
-def test_the_snapshot_of_a_small_text_is_built_as_the_run_builds_it(resolved: ResolvedRequest, tmp_path: Path) -> None:
+def test_the_snapshot_of_a_small_text_is_built_as_the_run_builds_it(
+    resolved: ResolvedRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_SMALL_BYTES", len(TEXT.encode()))
     (prepared,) = snapshots_after(resolved, tmp_path)
     assert resolved.configuration is not None
     built = build_snapshot(LocalStore(tmp_path / "elsewhere"), resolved.configuration.data, tmp_path)
@@ -49,7 +52,7 @@ def test_the_snapshot_of_a_small_text_is_built_as_the_run_builds_it(resolved: Re
 def test_much_text_is_left_to_the_run(
     resolved: ResolvedRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "_SMALL_BYTES", 100)
+    monkeypatch.setattr(preflight, "_SMALL_BYTES", len(TEXT.encode()) - 1)
     assert snapshots_after(resolved, tmp_path) == []
 
 

@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -149,6 +150,20 @@ def test_a_deployed_set_with_rungs_or_a_budget_is_refused_before_a_run_starts(
     more = {"override": ["set.device_hours=2"], "values": ["set.halving=2,3"]}.get(place, [])
     with pytest.raises(InvalidConfiguration, match=r"\[set\] of .*run\.toml: .* none can wait .* `cairn train`"):
         module.train_set.fn(config=str(config), name="rates", overrides=["training.lr=1e-3,3e-4", *more])
+
+
+def test_a_deployed_set_of_which_a_run_was_not_started_has_failed(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    import cairn.flows.train_set as module
+
+    class Started:
+        def result(self) -> None:
+            raise InvalidConfiguration("deployment 'train-gpt/gone': Prefect does not know it")
+
+    monkeypatch.setattr(module, "start_run", SimpleNamespace(map=lambda members, **given: Started()))
+    with pytest.raises(InvalidConfiguration, match="Prefect does not know it"):
+        module.train_set.fn(config=str(config), name="rates", overrides=["training.lr=1e-3,3e-4"])
 
 
 COUNTS_READS = """

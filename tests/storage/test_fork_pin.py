@@ -250,6 +250,40 @@ def test_a_beginning_that_its_parent_gave_up_meanwhile_is_not_claimed(parent: Ru
         claim_again(child.log)
 
 
+def pin_elsewhere(parent: RunLog) -> None:
+    pin_checkpoint(parent, pin_of(body_of(parent), placement(host="elsewhere")), writer=this_writer())
+
+
+def finish_fork(parent: RunLog) -> None:
+    child = fork(parent)
+    child.start()
+    child.finish(child.commit(12))
+
+
+PINS: dict[str, Callable[[RunLog], object]] = {
+    "was never opened": die_before_opening,
+    "may still be opened": pin_elsewhere,
+    "was opened without it": lambda parent: (fork(parent, step=20), pin_elsewhere(parent)),
+    "needs it no more": finish_fork,
+    "has 1 of the 2 checkpoints of its own that it keeps": lambda parent: grow(parent, 12),
+    "has 2 of the 2 checkpoints of its own that it keeps": lambda parent: grow(parent, 12, 14),
+}
+
+
+@pytest.mark.parametrize("why", PINS)
+def test_a_sweep_says_of_each_pin_how_far_its_fork_is(parent: RunLog, why: str) -> None:
+    PINS[why](parent)
+    report = sweep_run(parent, CheckpointConfig(keep_last=1, keep_best=0), "s" * 64, dry_run=True)
+    pins = [item.why for item in report.items if item.kind == "pin" and item.step == 10]
+    assert pins == [f"run {FORK}, which was forked from it, {why}"]
+
+
+def test_the_pin_of_a_fork_whose_log_cannot_be_read_stays(parent: RunLog) -> None:
+    child = grow(parent, 12, 14)
+    flip_bit(parent.store, parent.store.first(f"{child.log.prefix}/log") or "")
+    assert kept_steps(parent) == [10, 20]
+
+
 def advice(child: FabricatedRun) -> str:
     with pytest.raises(NothingReadable) as caught:
         newest_verified(child.log, writer=writer(), sleep=no_sleep, quarantines_at_most=2)

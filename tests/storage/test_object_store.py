@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cairn.storage.errors import ObjectMissing
+from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.local_store import LocalStore
-from cairn.storage.stores.object_store import ObjectStore, check_key, write_hashed
+from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_key, find_damage, write_hashed
 from tests.memory_store import MemoryStore
 from tests.processes.waiting import patience_seconds
 from tests.storage.store_operations import OPERATIONS, refuse_bad_keys
@@ -166,3 +167,16 @@ def test_a_finished_write_leaves_nothing_unfinished(store: ObjectStore) -> None:
     store.create("a/c", b"2")
     store.write_stream("a/d", [b"1"])
     assert store.unfinished("a") == []
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [(None, "missing"), (b"st", "2 bytes"), (b"stones", "6 bytes or more"), (b"stonE", "sha256 is")],
+    ids=["missing", "shorter", "longer", "another"],
+)
+def test_an_object_that_is_not_the_one_that_was_written_says_how(data: bytes | None, found: str) -> None:
+    store = MemoryStore()
+    if data is not None:
+        store.write("a/b", data)
+    damage = find_damage(store, ExpectedObject(key="a/b", bytes=5, sha256=sha256(b"stone")))
+    assert damage is not None and damage.found.startswith(found)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from cairn.storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from cairn.storage.stores.object_store import RetryPolicy
 from cairn.storage.stores.ranged_store import Fetched
 from cairn.storage.stores.s3_store import S3Store
@@ -100,3 +100,18 @@ def test_no_try_begins_after_the_total_time() -> None:
 def test_nothing_is_asked_for_where_nothing_is_wanted() -> None:
     bucket = away(0)
     assert S3Store(bucket).read_range("a/b", 0, memoryview(bytearray())) == bucket.asked == 0
+
+
+class Cut:
+    """A bucket that gives one byte of whatever range it is asked for."""
+
+    name = "cairn"
+
+    def fetch(self, key: str, **parameters: Any) -> Fetched:
+        return Fetched(data=b"1", etag="e", total_bytes=3)
+
+
+def test_a_range_that_is_shorter_than_the_object_is_no_end_of_it() -> None:
+    bucket: Any = Cut()
+    with pytest.raises(IntegrityError, match="s3://cairn/a/b: 1 bytes at 1, not 2"):
+        list(S3Store(bucket, retry_policy=Clock().policy()).read_chunks("a/b"))

@@ -23,7 +23,7 @@ from cairn.storage.checkpoints.payload import (
     decode_manifest,
     shard_header,
 )
-from cairn.storage.errors import IntegrityError, ObjectDamaged
+from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.codec import MAX_DOCUMENT_BYTES, encode, sha256
 from tests.memory_store import MemoryStore
@@ -185,6 +185,29 @@ def test_a_shard_of_another_size_is_refused(change: Callable[[bytes], bytes]) ->
     store.write(key, change(store.read(key)))
     with pytest.raises(ObjectDamaged, match="bytes, must be"):
         load_checkpoint(store, reference, read_policy=ONE_READ)
+
+
+@dataclass
+class FickleStore(MemoryStore):
+    """Has every object until its bytes are asked for; then it has one byte of it, or nothing."""
+
+    is_gone: bool
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def read_range(self, key: str, start: int, into: memoryview) -> int:
+        if self.is_gone:
+            raise ObjectMissing(key)
+        return super().read_range(key, start, into[:1])
+
+
+@pytest.mark.parametrize(("is_gone", "found"), [(True, "missing"), (False, "1 bytes from 0 on, where")])
+def test_a_shard_that_vanishes_or_shrinks_while_it_is_read_is_damaged(is_gone: bool, found: str) -> None:
+    store = FickleStore(is_gone=is_gone)
+    with pytest.raises(ObjectDamaged) as damaged:
+        load_checkpoint(store, stage(store, step=5, attempt=1), read_policy=ONE_READ)
+    assert damaged.value.found.startswith(found)
 
 
 def test_the_manifest_of_seventy_billion_parameters_is_a_document_that_is_read() -> None:

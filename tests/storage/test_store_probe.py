@@ -84,6 +84,13 @@ class ForgetsWrites(MemoryStore):
         return super().read(key)
 
 
+class ForgetsCreated(MemoryStore):
+    def read(self, key: str) -> bytes:
+        if key.endswith("/2"):
+            raise ObjectMissing(key)
+        return super().read(key)
+
+
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
@@ -95,6 +102,7 @@ class ForgetsWrites(MemoryStore):
         (Unordered, "lists names out of order or not fresh"),
         (StaleListing, "lists names out of order or not fresh"),
         (ForgetsWrites, "after it was written"),
+        (ForgetsCreated, "an object is not there, or is another one, right after it was created"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_do(kind: Callable[[], MemoryStore], problem: str) -> None:

@@ -291,6 +291,23 @@ def measured(state: RunState, step: int, loss: float) -> object:
     return evaluated(step, loss, manifest_sha256=record.committed.manifest_sha256 if record else "")
 
 
+def test_what_another_sweep_deletes_meanwhile_is_not_deleted_again(store: ObjectStore) -> None:
+    laid_out(store, 10, 20, 30)
+    create, rivals = store.create, list[SweepReport]()
+
+    def overtaken(key: str, data: bytes) -> bool:
+        created = create(key, data)
+        if b"checkpoint-superseded" in data and not rivals:
+            store.create = create  # type: ignore[method-assign]
+            rivals.append(swept(store))
+        return created
+
+    store.create = overtaken  # type: ignore[method-assign]
+    reports = [swept(store), *rivals]
+    deleted = [[item.step for item in report.items if item.action == "delete"] for report in reports]
+    assert (deleted, folders(store)) == ([[], [10]], [20, 30])
+
+
 def test_bytes_that_arrive_after_the_deletion_go_with_the_next_sweep(store: ObjectStore) -> None:
     laid_out(store, 10, 20, 30)
     swept(store)

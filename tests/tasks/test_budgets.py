@@ -99,7 +99,7 @@ def test_a_first_failure_is_retried_and_charged_to_its_own_budget(reason: str) -
 
 def test_every_reason_that_is_retried_has_a_budget_and_no_other_has() -> None:
     budgeted = {name.replace("_", "-") for name in BudgetsConfig.model_fields} - {"evaluator-failed"}
-    assert budgeted == set(RETRIED)
+    assert budgeted == set(RETRIED) == set(TerminationReason) - {reason for reason, _ in UNPAID}
 
 
 def test_an_error_is_never_retried_whatever_is_left() -> None:

@@ -39,6 +39,7 @@ def kind(losses: np.ndarray, **fields: object) -> str:
 FALLING, UNKNOWING = falling(400), np.full(60, UNIFORM)
 GAP = tuple((step, 1.4 * float(FALLING[step - 1])) for step in range(50, 401, 50))
 IMPROVING = tuple((step, max(2.6, float(FALLING[step - 1]))) for step in range(20, 201, 20))
+LONG_AGO = ((100, 2.6), *((step, 6.6 - step / 100) for step in range(180, 401)))
 FLAT = (*IMPROVING, *((step, IMPROVING[-1][1]) for step in range(220, 401, 20)))
 KINDS: dict[str, tuple[np.ndarray, dict[str, Any], VerdictKind]] = {
     **{f"{count} steps": (falling(10)[:count], {}, VerdictKind.TOO_EARLY) for count in (0, 1, 9)},
@@ -47,11 +48,15 @@ KINDS: dict[str, tuple[np.ndarray, dict[str, Any], VerdictKind]] = {
     "near ln of the vocabulary while the rate still rises": (
         UNKNOWING, {"learning_rates": list(np.linspace(0, 1e-3, 60))}, VerdictKind.TOO_EARLY
     ),
+    "near ln of the vocabulary after the rate rose and fell again": (
+        UNKNOWING, {"learning_rates": [1e-3] * 56 + [2e-3, 2e-3, 1e-3, 1e-3]}, VerdictKind.STUCK
+    ),
     "a loud gradient without a rise of the loss": (
         FALLING, {"grad_norms": [*[1.0] * 349, 500.0, *[1.0] * 50]}, VerdictKind.HEALTHY
     ),
     "a constant gap between the losses": (FALLING, {"val": GAP}, VerdictKind.HEALTHY),
     "a held-out loss that no longer improves": (FALLING, {"val": FLAT}, VerdictKind.PLATEAU),
+    "a held-out loss that was as good hundreds of evaluations ago": (FALLING, {"val": LONG_AGO}, VerdictKind.PLATEAU),
 }  # fmt: skip
 
 

@@ -143,6 +143,15 @@ def test_a_run_to_be_resumed_is_left_to_its_process_until_that_is_gone(
     assert verdict(run, owner, after=1e6).action == expected
 
 
+@pytest.mark.parametrize(("reason", "said"), [("preempted", "is exiting"), ("lost", "is alive and continues")])
+def test_of_a_process_that_lives_after_its_attempt_it_is_said_whether_it_goes_on(
+    run: FabricatedRun, reason: str, said: str
+) -> None:
+    run.start()
+    run.end(reason, action="resume")
+    assert verdict(run, Life.HERE).why.endswith(f"its process {said}")
+
+
 def test_a_back_off_counts_from_when_this_watcher_first_saw_the_end(run: FabricatedRun) -> None:
     run.start()
     run.end("storage", action="resume", delay_seconds=100.0)

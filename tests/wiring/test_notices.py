@@ -1,5 +1,7 @@
 """A notice at the moment of a claim: before it nothing is claimed, after it the attempt is given up with a receipt."""
 
+import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 
 from cairn.flows.run import run_start
 from cairn.flows.run.active_run import ActiveRun
+from cairn.flows.run.attempt_trainer import AttemptTrainer
 from cairn.flows.run.run_start import claim_next_attempt
 from cairn.flows.run.steps import PLAIN
 from cairn.flows.train_gpt import train_attempt
@@ -15,7 +18,7 @@ from cairn.storage.errors import AppendUnknown
 from cairn.storage.logs.run_entries import AttemptStarted
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
-from cairn.tasks.errors import ShutdownRequested
+from cairn.tasks.errors import ShutdownRequested, TrainerGone
 from tests.wiring.flow_in_process import FlowWorld
 
 REASONS = {"SIGTERM": "preempted", "SIGINT": "cancelled", "SIGHUP": "preempted", "SIGUSR1": "preempted"}
@@ -104,3 +107,18 @@ def test_a_claim_of_unknown_outcome_that_was_written_is_taken_on_and_not_waited_
         if noticed:
             assert train_attempt(run, started, PLAIN).reason == "preempted"
     assert len(flow.log.state.attempts) == 1
+
+
+def test_a_notice_while_a_trainer_waits_or_trains_is_passed_on_to_it(flow: FlowWorld) -> None:
+    shutdown, others = ShutdownSignal(), set(threading.enumerate())
+    with flow.opened("checkpoint.grace_seconds=60", shutdown=shutdown) as run:
+        trainer = AttemptTrainer(run, claim_next_attempt(run))
+        with trainer.running():
+            assert trainer._process is not None
+            trainer._process.wait_ready()
+            shutdown.request("SIGTERM")
+            evidence = trainer.evidence(TrainerGone())
+    for timer in set(threading.enumerate()) - others:
+        if isinstance(timer, threading.Timer):
+            timer.cancel()
+    assert (evidence.exit_code, evidence.grace_ended) == (-signal.SIGTERM, False)

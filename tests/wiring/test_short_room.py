@@ -1,5 +1,6 @@
 """A disk with little room: what the flow sets aside, when it sweeps, and how it ends."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,6 +9,7 @@ from cairn.flows.run import attempt_trainer
 from cairn.flows.run.attempt_trainer import AttemptTrainer
 from cairn.flows.run.run_start import claim_next_attempt
 from cairn.storage.errors import StoreFull
+from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.stores import local_disk
 from cairn.tasks.policy.failures import Evidence, kind_of
 from cairn.tasks.policy.termination import EXIT_CODES, flow_outcome
@@ -69,6 +71,17 @@ def test_a_checkpoint_that_waits_for_its_store_starts_a_sweep(
         trainer = AttemptTrainer(run, claim_next_attempt(run))
         trainer._say_waiting(Waiting(step=5, why=why, seconds=1.0))
     assert sweep.asked == asked
+
+
+def test_a_commit_starts_a_sweep_and_one_that_failed_does_not(flow: FlowWorld, sweep: NotedSweep) -> None:
+    made, failed = Future[CheckpointReference](), Future[CheckpointReference]()
+    made.set_result(CheckpointReference(step=5, attempt=1, prefix="p5", manifest_sha256="m5"))
+    failed.set_exception(StoreFull("No space left on device"))
+    with flow.opened() as run:
+        run.sweep = sweep  # type: ignore[assignment]
+        for commit, asked in ((failed, []), (made, ["beside training"])):
+            run.note_commit(commit)
+            assert sweep.asked == asked
 
 
 def test_a_disk_that_stays_full_is_storage_charges_nothing_and_exits_75_each_time(flow: FlowWorld) -> None:

@@ -5,7 +5,7 @@ relational, logical, arithmetic and constant replacement, negated conditions, an
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _COMPARED = {
@@ -35,11 +35,14 @@ def mistakes_of(source: bytes) -> Iterator[Mistake]:
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
+
+    def place(node: ast.expr | ast.stmt) -> slice:
+        end = starts[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
+        return slice(starts[node.lineno - 1] + node.col_offset, end)
+
     for node in _code(ast.parse(source)):
-        for operator, found, text in _changes(node, source.decode()):
-            start = starts[found.lineno - 1] + found.col_offset
-            end = starts[(found.end_lineno or 1) - 1] + (found.end_col_offset or 0)
-            yield Mistake(operator=operator, start=start, end=end, text=text)
+        for operator, found, text in _changes(node, lambda part: source[place(part)].decode()):
+            yield Mistake(operator=operator, start=place(found).start, end=place(found).stop, text=text)
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
@@ -54,12 +57,8 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
                 yield from _code(child)
 
 
-def _changes(node: ast.AST, source: str) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:
-    """Yield the operator, the place that it replaces, and by what."""
-
-    def text(part: ast.AST) -> str:
-        return ast.get_source_segment(source, part) or ""
-
+def _changes(node: ast.AST, text: Callable[[ast.expr], str]) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:
+    """Yield the operator, the place that it replaces, and by what; `text` returns how an expression is written."""
     match node:
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             yield "negate-condition", test, f"not ({text(test)})"
