@@ -217,13 +217,17 @@ def end_with(run: ActiveRun, evidence: Evidence, started: AttemptStarted | None 
 
 
 def answer_for_evaluators(patch: pytest.MonkeyPatch, world: FlowWorld) -> None:
-    """Take the evaluator's process and waits out of the chain, and let the world's cache be its work folder."""
+    """Take the evaluator's process, waits and the store's probe out of the chain; its work folder is the world's cache.
+
+    The probe (`tests/storage/test_store_probe.py`) takes half of the time in which a run is opened.
+    """
 
     def note_wait(run: ActiveRun, seconds: float) -> None:
         warm: Any = run.host.warm
         warm.waited.append(seconds)
 
     patch.setattr(ActiveRun, "wait", note_wait)
+    patch.setattr(run_start.store_probe, "probe_store", lambda store: "")
     patch.setattr(evaluation_run.evaluator_process, "run_evaluator", world.evaluators.run)
     patch.setenv("CAIRN_CACHE", str(world.folder / "cache"))
     patch.setenv("PYTHONPATH", str(ROOT))

@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 
 from cairn.flows.preparation.preflight import AvailableMemory
-from cairn.flows.run import attempt_trainer
+from cairn.flows.run import attempt_trainer, run_start
 from cairn.flows.run.attempt_trainer import AttemptTrainer
 from cairn.flows.run.run_start import claim_next_attempt
 from cairn.flows.run.steps import PLAIN
 from cairn.flows.train_gpt import train_attempt
 from cairn.model.estimates.size_estimate import TrainingPlace
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
-from cairn.storage.errors import Fenced
+from cairn.storage.errors import Fenced, StoreUnsound
 from cairn.storage.logs.log_entry import this_writer
 from cairn.storage.logs.run_entries import DataQuarantined
 from cairn.storage.logs.step_log import Heartbeat, read_heartbeat
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.errors import BudgetExhausted, TrainerGone
 from cairn.tasks.evaluator import curve_reader
@@ -64,6 +65,18 @@ def kill(flow: FlowWorld) -> FlowWorld:
         warm=NotedWarmTrainer("--die-at", "13"),
     )
     return flow
+
+
+def test_no_run_is_opened_in_a_store_that_its_probe_finds_unsound(
+    flow: FlowWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(store: ObjectStore) -> str:
+        raise StoreUnsound(f"{store.url}: create-if-absent is not atomic")
+
+    monkeypatch.setattr(run_start.store_probe, "probe_store", refuse)
+    with pytest.raises(StoreUnsound), flow.opened():
+        pass
+    assert flow.store.keys("runs") == []
 
 
 def test_what_is_left_of_a_budget_is_said_in_words(flow: FlowWorld, capsys: pytest.CaptureFixture[str]) -> None:
