@@ -39,6 +39,7 @@ PROGRAMS = frozenset(
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",
         "tests.tasks.real_ends.scenes",
+        "tests.tasks.staging_memory",
     }
 )
 ROOT = Path(__file__).parents[2]

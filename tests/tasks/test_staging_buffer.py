@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Iterable
 from functools import partial
@@ -20,6 +19,7 @@ from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from cairn.tasks.trainer.tensor_exchange import to_record
 from cairn.tasks.trainer.training_setup import CheckpointLoad
 from tests.memory_store import MemoryStore
+from tests.processes.fork_server import fork_server
 from tests.tasks.stagings import Stagings
 
 CPU = torch.device("cpu")
@@ -139,43 +139,11 @@ def test_a_checkpoint_is_read_into_the_tensors_of_the_state_itself() -> None:
     assert places == [named.tensor.data_ptr() for named in other.live_tensors() if named.group != "trainer"]
 
 
-PEAK = textwrap.dedent("""
-    import sys
-    import torch
-    from pathlib import Path
-    from cairn.model.training.train_state import NamedTensor
-    from cairn.storage.checkpoints.checkpoint import load_checkpoint
-    from cairn.storage.stores.local_store import LocalStore
-    from cairn.storage.checkpoints.checkpoint import open_checkpoint, read_tensors
-    from cairn.tasks.trainer.tensor_exchange import wanted_bytes
-    from tests.tasks.stagings import Stagings
-
-    def resident(field):  # getrusage's maximum would begin with that of the process that started this one
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-    store = LocalStore(Path(sys.argv[1]))
-    stagings = Stagings(store)
-    tensors = [NamedTensor(name=f"w{n}", group="weights", tensor=torch.ones(2 << 20)) for n in range(16)]
-    state = sum(named.tensor.nbytes for named in tensors)
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    for step in (1, 2):
-        stagings.stage(stagings.staging.copy(tensors), step)
-    stagings.staging.wait()
-    print((resident("VmHWM") - before) / state)
-    opened = open_checkpoint(store, stagings.staged[-1])
-    read_tensors(store, opened, list(map(wanted_bytes, tensors)))
-    print((resident("VmHWM") - before) / state)
-""")
-
-
 @pytest.mark.linux  # reads /proc
 def test_staging_and_resuming_take_the_memory_of_one_state_beside_the_state(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert not done.returncode, done.stderr
-    staging, resuming = map(float, done.stdout.split())
+    command = [sys.executable, "-m", "tests.tasks.staging_memory", str(tmp_path)]
+    with fork_server().popen(command, stdout=subprocess.PIPE) as process:
+        said, _ = process.communicate(timeout=240)
+    staging, resuming = map(float, said.split())
     assert staging < 1.25
     assert resuming < 1.45
