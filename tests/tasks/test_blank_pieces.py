@@ -10,6 +10,8 @@ from cairn.tasks.data.document import Document
 from cairn.tasks.data.rejection import RejectionKind
 from tests.tasks.corpus_files import open_sources, shaped
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 PIECE = 64
 GAP = " " * 5 * PIECE
 LONG = {

@@ -23,6 +23,8 @@ from tests.security.tokenizer_shapes import BYTE_LEVEL
 from tests.tasks.corpus_files import build_with
 from tests.tasks.tokenizer_kinds import KINDS, PARAGRAPHS, learned, llama2, llama3, unigram, wordlevel, wordpiece
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 SPLIT_AT_SPACES = {"type": "WhitespaceSplit"}
 SURROUNDINGS = ("{}", "up {} up", "up{}up", "\n{}\n", "{0}{0}", "so {} said\n{}", "walkers said so {}.")
 

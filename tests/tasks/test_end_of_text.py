@@ -17,6 +17,8 @@ from tests.tasks.committed_model import commit_model, small_configuration
 from tests.tasks.corpus_files import build_with
 from tests.tasks.tokenizer_kinds import FLAGS, PARAGRAPHS, learned, wordlevel
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 MARKERS = {
     "DeepSeek's": "<\N{FULLWIDTH VERTICAL LINE}end\u2581of\u2581sentence\N{FULLWIDTH VERTICAL LINE}>",
     "Claude's": "<EOT>",

@@ -23,6 +23,8 @@ from tests.memory_store import CrashingStore, MemoryStore
 from tests.tasks.corpus_files import build_in_shards, shaped
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 PARAGRAPHS = [f"Paragraph {number} speaks of stone {number * number % 97} on the long way up." for number in range(60)]
 BYTES = DataConfig(sources=("a.jsonl",), tokenizer="bytes")
 BPE = DataConfig(sources=("a.jsonl",), tokenizer="bpe:300")

@@ -16,6 +16,8 @@ from cairn.tasks.data.document import Document, InvalidCorpus
 from cairn.tasks.data.text_format import lines_of
 from tests.tasks.corpus_files import COMPRESSIONS, SHAPES, open_sources, packed, shaped
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 TEXTS = [f"Document {number} is about stone {number * 7 % 11} — höher." for number in range(20)]
 
 

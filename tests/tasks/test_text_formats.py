@@ -10,6 +10,8 @@ import pytest
 from cairn.tasks.data.document import InvalidCorpus, require_few_rejected, survey_corpus
 from tests.tasks.corpus_files import open_sources, packed, shaped
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 TEXTS = ['One stone is grey, "quoted".', "Another\nlies, by the\tlake — höher.", "A third, [bracketed] {one}."]
 LINES = shaped(TEXTS, "jsonl")
 ARRAY = json.dumps([{"id": n, "text": text, "tags": [["a"], {}]} for n, text in enumerate(TEXTS)], indent=1).encode()
