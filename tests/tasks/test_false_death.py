@@ -111,7 +111,7 @@ def test_a_living_process_is_not_known_dead_in_another_pid_namespace(unshare: pa
 def test_a_living_process_is_not_known_dead_where_proc_is_of_another_pid_namespace(
     unshare: partial[list[str]],
 ) -> None:
-    code = "import os; from tests.entries import *; from cairn.tasks.machine.placement import is_known_dead\n"
+    code = "from cairn.tasks.machine.placement import is_known_dead, this_placement\n"
     code += "print(is_known_dead(this_placement(device='cpu', threads=1)))"
     command = [*unshare("--pid", "--fork"), sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, cwd=ROOT, check=True).stdout == b"False\n"
