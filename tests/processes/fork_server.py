@@ -40,6 +40,7 @@ PROGRAMS = frozenset(
         "tests.tasks.rank_resume",
         "tests.tasks.real_ends.scenes",
         "tests.tasks.staging_memory",
+        "tests.wiring.tensorless_trainer",
     }
 )
 ROOT = Path(__file__).parents[2]

@@ -7,13 +7,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from cairn.model.data import tokenizer
 from cairn.model.data.tokenizer import FlatIds, Tokenizer, choose_encoder
 from cairn.tasks.data.encoding_process import FastEncoder
+from tests.full_amount import FULL
 from tests.tasks.tokenizer_kinds import KINDS, TEXTS
 
 FEW_CHARACTERS = ("é x", "漢字 漢1")
@@ -37,6 +38,7 @@ TEXT = st.text(max_size=60) | st.lists(st.sampled_from([*TEXTS, " ", "\n", "</s>
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
+@settings(max_examples=50 if FULL else 20)
 @given(texts=st.lists(TEXT, max_size=4))
 def test_every_accepted_kind_has_equal_ids_whichever_library_encodes(kind: str, texts: list[str]) -> None:
     plain, chosen = both(kind)

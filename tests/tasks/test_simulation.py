@@ -261,15 +261,15 @@ def test_a_run_that_cannot_get_anywhere_is_cut_off() -> None:
     assert (len(run.state.attempts), run.stopped_by) == (100, "cut off after 100 attempts")
 
 
-def test_54_days_on_16384_devices_are_finished_and_compared_in_two_million_calls() -> None:
+def test_54_days_on_16384_devices_are_finished_and_compared_in_a_million_calls() -> None:
     def simulate_all() -> None:
         assert (
             simulate(LLAMA, published_trace().failures(random.Random(0)), budget_policy(BudgetsConfig())).stopped_by
             is None
         )
-        compare_intervals(LLAMA, published_trace(), range(6))
+        compare_intervals(LLAMA, published_trace(), range(2))
 
-    assert count_calls(simulate_all) < 2_000_000
+    assert count_calls(simulate_all) < 1_000_000
 
 
 def test_a_thousand_attempts_are_decided_on_in_a_thousand_calls_each() -> None:

@@ -70,8 +70,9 @@ TEXT = "\n\n".join(f"paragraph {number} of stone {number * number % 97}" for num
 class NotedWarmTrainer(WarmTrainer):
     """Starts trainers without tensors; notes how long the flow wants to wait between attempts, and does not wait."""
 
-    def __init__(self, *arguments: str) -> None:
-        super().__init__(partial(_fork_trainer, (sys.executable, "-m", PROGRAM, *arguments)))
+    def __init__(self, *arguments: str, modules: tuple[str, ...] = (PROGRAM,)) -> None:
+        """Fork trainers from the server that has these modules alone, or from the one of all programs without any."""
+        super().__init__(partial(_fork_trainer, modules, (sys.executable, "-m", PROGRAM, *arguments)))
         self.waited: list[float] = []
         self._acquired: list[TrainerChild] = []
 
@@ -90,8 +91,8 @@ class NotedWarmTrainer(WarmTrainer):
             child.discard()
 
 
-def _fork_trainer(command: tuple[str, ...], work_dir: Path) -> TrainerChild:
-    with fork_server(PROGRAM).forking():
+def _fork_trainer(modules: tuple[str, ...], command: tuple[str, ...], work_dir: Path) -> TrainerChild:
+    with fork_server(*modules).forking():
         return TrainerChild(work_dir, command)
 
 
