@@ -14,15 +14,17 @@ import pytest
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import StorageError
 from cairn.storage.snapshots import token_shard
+from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.open_store import open_store
 from cairn.tasks.data import corpus as corpus_module
 from cairn.tasks.data import snapshot_writer, text_ranges
 from cairn.tasks.data.corpus import find_sources, open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Piece
 from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage, build_snapshot
 from cairn.tasks.data.snapshot_lookup import SnapshotReference
-from cairn.tasks.tokenize_and_split import tokenize_part
+from cairn.tasks.tokenize_and_split import Text, tokenize_and_split, tokenize_part
 from tests.flipped_bit import flip_object
 from tests.memory_store import CrashingStore, MemoryStore
 from tests.tasks.corpus_files import COMPRESSIONS, packed, shaped
@@ -335,3 +337,15 @@ def test_what_has_no_parts_is_refused_with_what_to_do(tmp_path: Path, change: di
 def test_a_part_that_is_none_of_them_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidCorpus, match="part = 4: rule: from 1 to the number of parts, of = 3"):
         work(MemoryStore(), plain_text(tmp_path), tmp_path, 4, 3)
+
+
+def test_the_step_publishes_a_snapshot_that_opens(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(f"paragraph {number}" for number in range(50)))
+    text = Text(data=DataConfig(sources=("a.txt",), tokenizer="bytes"), base_dir=tmp_path, cache_dir=tmp_path / "cache")
+    store = open_store(str(tmp_path / "store"))
+    reference = tokenize_and_split.fn(text, store)
+    assert open_snapshot(store, reference.snapshot_id, tmp_path).train
+
+
+def test_the_task_bears_the_name_people_look_for() -> None:
+    assert tokenize_and_split.name == "tokenize-and-split"
