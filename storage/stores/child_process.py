@@ -51,6 +51,7 @@ for _ in range(100):  # children of the one that was killed may still write
         break
     time.sleep(0.1)
 """
+_GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 _REMOVERS: dict[int, "subprocess.Popen[bytes]"] = {}
 """That of this process by its id: one that was forked has its own."""
 _REMOVER_LOCK = threading.Lock()
@@ -118,6 +119,16 @@ def start_helper(program: str, *, own_group: bool = True) -> "subprocess.Popen[b
     """Start a small program that needs no package, has no credentials and says nothing."""
     command, variables = [sys.executable, "-I", "-S", "-c", program], without_credentials()
     return start_child(command, stdout=DEVNULL, stderr=DEVNULL, environment=variables, own_group=own_group)
+
+
+def guard_group() -> "subprocess.Popen[bytes] | None":
+    """Start a guard that kills this process's group when this process exits, even by SIGKILL.
+
+    It waits for the end of its stdin, so keep the returned process; None if this process does not lead its group.
+    """
+    if os.getpgrp() != os.getpid():
+        return None
+    return start_helper(_GUARD, own_group=False)
 
 
 def end_child(child: "subprocess.Popen[bytes]") -> int:

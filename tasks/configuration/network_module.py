@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, Literal
@@ -98,16 +99,18 @@ def module_versions(model: ModelConfig) -> dict[str, str]:
 
     Raises InvalidConfiguration for a package that is not installed; of another network there are none.
     """
-    versions = dict(model.files or {})
-    if foreign := [name for name in model.imports if name not in sys.stdlib_module_names]:
-        from importlib.metadata import packages_distributions, version
+    foreign = (name for name in model.imports if name not in sys.stdlib_module_names)
+    return dict(model.files or {}) | {name: _installed_version(name) for name in foreign}
 
-        known = packages_distributions()
-        for name in foreign:
-            if name not in known:
-                raise InvalidConfiguration(f"model.imports = {name!r}: it is not installed on this machine")
-            versions[name] = version(known[name][0])
-    return versions
+
+@cache
+def _installed_version(name: str) -> str:
+    """Return the version of a package; to find it takes half a second, and a trainer asks at every checkpoint."""
+    from importlib.metadata import packages_distributions, version
+
+    if not (distributions := packages_distributions().get(name)):
+        raise InvalidConfiguration(f"model.imports = {name!r}: it is not installed on this machine")
+    return version(distributions[0])
 
 
 def _read(model: ModelConfig, file: Path) -> tuple[bytes, ast.Module]:

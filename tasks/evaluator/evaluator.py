@@ -23,7 +23,7 @@ from cairn.model.training.determinism import make_deterministic, resolve_device
 from cairn.storage.errors import restated
 from cairn.storage.logs import run_log
 from cairn.storage.stores import object_store, open_store
-from cairn.storage.stores.child_process import DEVNULL, start_helper
+from cairn.storage.stores.child_process import DEVNULL, guard_group
 from cairn.tasks.attempt.injected_faults import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.settings import METRIC, EvaluatorConfig
 from cairn.tasks.errors import TaskError
@@ -49,7 +49,6 @@ TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM NLTK_DATA TIKTOKEN_CACHE_DIR DO_NOT_
 """
 PASSED = frozenset(_PASSED.split())
 """The variables that a command gets besides its own; `CAIRN_EVALUATOR_VARIABLES` names more."""
-_GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 
 
 def _open(spec: EvaluationSpec, device: str) -> checkpoint_model.CheckpointModel:
@@ -195,16 +194,6 @@ def command_environment(environment: Mapping[str, str], spec: EvaluationSpec) ->
         "CAIRN_MANIFEST_SHA256": spec.checkpoint.manifest_sha256,
         "CAIRN_DEVICE": spec.plan.device,
     }
-
-
-def guard_group() -> "subprocess.Popen[bytes] | None":
-    """Start a guard that kills this process's group when this process exits, even by SIGKILL.
-
-    It waits for the end of its stdin, so keep the returned process; None if this process does not lead its group.
-    """
-    if os.getpgrp() != os.getpid():
-        return None
-    return start_helper(_GUARD, own_group=False)
 
 
 def _numbers(name: str, document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:

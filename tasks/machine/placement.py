@@ -66,14 +66,19 @@ def code_version() -> str:
 
 def library_versions() -> dict[str, str]:
     """Return the versions of python, torch, prefect, cairn and, where there is one, the GPU's driver."""
-    from importlib.metadata import version
-
-    libraries = {name: version(name) for name in ("torch", "prefect")}
+    libraries = {name: _installed_version(name) for name in ("torch", "prefect")}
     versions = {"python": platform.python_version(), **libraries, "cairn": CAIRN_VERSION}
     with suppress(OSError):
         driver = (_PROC / "driver/nvidia/version").read_text(encoding="ascii", errors="replace")
         versions["nvidia-driver"] = driver.partition("\n")[0].removeprefix("NVRM version: ").strip()
     return versions
+
+
+@cache
+def _installed_version(name: str) -> str:
+    from importlib.metadata import version
+
+    return version(name)
 
 
 def resolved_device(wanted: str, *, on_cuda: bool, processes: int) -> str:

@@ -41,6 +41,8 @@ PROGRAMS = frozenset(
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",
         "tests.tasks.real_ends.scenes",
+        "tests.tasks.staging_memory",
+        "tests.wiring.tensorless_trainer",
     }
 )
 ROOT = Path(__file__).parents[2]

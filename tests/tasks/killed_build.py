@@ -1,7 +1,7 @@
 """Builds a snapshot and kills itself, really, when the part with a given number is about to be begun.
 
-Run as a program: folder, number of the part, the configuration as JSON, and perhaps "fast": then the fast library
-encodes, in a child whose process id is printed before the end.
+Run as a program (`python -m tests.tasks.killed_build`): folder, number of the part, the configuration as JSON, and
+perhaps "fast": then the fast library encodes, in a child whose process id is printed before the end.
 """
 
 import os

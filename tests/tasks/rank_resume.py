@@ -99,7 +99,8 @@ def digests(tensors: Iterable[NamedTensor]) -> dict[str, str]:
     return {named.name: state_sha256([to_record(named.name, named.tensor)]) for named in tensors}
 
 
-def _resident(field: str) -> int:
+def resident(field: str) -> int:
+    """Return a number of bytes that /proc has of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
@@ -114,7 +115,7 @@ def main() -> None:
         parallel: Mode = "fsdp" if mode == "fsdp" else "ddp"
         place = join_ranks(int(rank), int(size), mode=parallel, device=CPU, store=meeting)
     measured = Path("/proc/self/clear_refs").exists()
-    before = _resident("VmRSS") if measured else 0
+    before = resident("VmRSS") if measured else 0
     if measured:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     store = CountingStore(Path(folder))
@@ -126,7 +127,7 @@ def main() -> None:
     except Exception as error:
         said |= {"error": str(error), "peer_is_gone": is_peer_loss(error)}
     else:
-        said |= {"seconds": time.monotonic() - began, "peak": _resident("VmHWM") - before if measured else 0}
+        said |= {"seconds": time.monotonic() - began, "peak": resident("VmHWM") - before if measured else 0}
         said |= copy_share(state) if measured else {}
         whole = state.named_tensors()
         said["found"] = state_sha256(to_record(named.name, named.tensor) for named in whole)

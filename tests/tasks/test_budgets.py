@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -158,24 +159,20 @@ def test_no_reason_eats_the_budget_of_another(others: list[str], own: str) -> No
         assert history.fail(own, step, **remedy(own)).left == alone.fail(own, step, **remedy(own)).left
 
 
-def test_the_total_is_never_refilled() -> None:
-    history = History(lost=BudgetConfig(retries=9, total=3))
-    actions = []
-    for step in (10, 20, 30, 40):
-        history.begin()
-        history.commit(step)
-        actions.append(history.fail("lost", step).action)
-    assert actions == ["resume", "resume", "resume", "stop"]
-
-
-def test_wasted_device_time_is_capped_over_the_whole_run() -> None:
-    history = History(lost=BudgetConfig(retries=99, wasted_gpu_seconds=100.0))
-    actions = []
+@pytest.mark.parametrize(
+    ("limit", "resumed"),
+    [
+        pytest.param({"total": 3}, 3, id="the total is never refilled"),
+        pytest.param({"wasted_gpu_seconds": 100.0}, 2, id="wasted device time"),
+    ],
+)
+def test_a_limit_over_the_whole_run_is_not_refilled_by_commits(limit: dict[str, Any], resumed: int) -> None:
+    history, actions = History(lost=BudgetConfig(retries=99, **limit)), []
     for step in (10, 20, 30, 40):
         history.begin()
         history.commit(step)
         actions.append(history.fail("lost", step, wasted_gpu_seconds=33.5).action)
-    assert actions == ["resume", "resume", "stop", "stop"]
+    assert actions == ["resume"] * resumed + ["stop"] * (4 - resumed)
 
 
 def test_a_part_of_a_second_too_much_is_too_much() -> None:

@@ -12,6 +12,8 @@ from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.text_format import CHUNK_BYTES
 from tests.tasks.corpus_files import open_sources, shaped
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 
 def texts_of(sources: list[str], base_dir: Path) -> list[str]:
     opened = open_sources(sources, base_dir, split="documents")

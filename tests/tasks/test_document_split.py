@@ -1,3 +1,5 @@
+"""Which documents are held out, and what is said of their share."""
+
 import hashlib
 from collections.abc import Iterator
 
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from cairn.model.configuration.data import DataConfig
 from cairn.tasks.data.document import InvalidCorpus, Piece, Source, require_both_splits, split_of
+from cairn.tasks.text.format import describe_split
 
 fractions = st.floats(min_value=0.001, max_value=0.999)
 
@@ -52,3 +55,16 @@ def test_no_document_is_read_before_its_size_is_asked_for() -> None:
         raise AssertionError("a source was read that nobody has asked")
 
     Source(name="later", bytes=1, sha256="", unit="module", pieces=pieces).sizes(0.1)
+
+
+def test_a_share_near_the_one_asked_for_is_told_without_a_warning() -> None:
+    assert describe_split(9_000, 1_100, "tokens", 0.1) == "9,000 tokens to train on, 1,100 held out"
+
+
+def test_a_text_that_fell_into_val_as_a_whole_is_warned_of() -> None:
+    told = describe_split(1_400_000, 14_900_000, "tokens", 0.1)
+    assert "warning: that is 91.4%, not data.val_fraction = 0.1" in told and "data.split = 'end'" in told
+
+
+def test_far_too_little_held_out_is_warned_of_too() -> None:
+    assert "warning: that is 1.0%" in describe_split(9_900, 100, "bytes", 0.1)

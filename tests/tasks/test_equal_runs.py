@@ -22,7 +22,14 @@ from tests.tasks.promotion_records import candidate, holding, promoted
 
 RUNS, RIVALS = 40, 10
 DEFAULT = PromotionConfig().min_improvement
-SLICES = pytest.mark.parametrize("every", [1, 2, 4], ids=["whole text", "half of it", "a quarter"])
+SLICES = pytest.mark.parametrize(
+    "every",
+    [
+        pytest.param(1, id="whole text"),
+        pytest.param(2, id="half of it", marks=pytest.mark.slow),  # quick witness: the other two
+        pytest.param(4, id="a quarter"),
+    ],
+)
 
 
 @cache

@@ -132,7 +132,7 @@ def test_an_exception_in_the_parent_ends_it_too(tmp_path: Path) -> None:
 GUARDED = (
     """
 import pathlib, subprocess, sys, time
-from cairn.tasks.evaluator.evaluator import guard_group
+from cairn.storage.stores.child_process import guard_group
 guard = guard_group()
 """
     + LEAVE_A_CHILD

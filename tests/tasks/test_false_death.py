@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ JUDGE = (
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def unshare() -> partial[list[str]]:
     """Return what makes a command run in namespaces of its own; skips where this user may not make them."""
 
@@ -59,9 +58,10 @@ def judged(placement: Placement, within: list[str]) -> str:
     return done.stdout.decode().strip()
 
 
-@contextmanager
-def owner_elsewhere(unshare: partial[list[str]], folder: Path) -> Iterator[RunLog]:
-    """A run whose owner lives, and beats, in another pid namespace of this machine."""
+@pytest.fixture(scope="module")
+def owned_elsewhere(unshare: partial[list[str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunLog]:
+    """A run whose owner lives, and beats, in another pid namespace of this machine; no test takes it over."""
+    folder = tmp_path_factory.mktemp("owned")
     command = [*unshare("--pid", "--fork", "--mount-proc", "--kill-child"), sys.executable]
     owner = subprocess.Popen(
         [*command, "-m", "tests.tasks.beating_owner", folder], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -111,7 +111,7 @@ def test_a_living_process_is_not_known_dead_in_another_pid_namespace(unshare: pa
 def test_a_living_process_is_not_known_dead_where_proc_is_of_another_pid_namespace(
     unshare: partial[list[str]],
 ) -> None:
-    code = "import os; from tests.entries import *; from cairn.tasks.machine.placement import is_known_dead\n"
+    code = "from cairn.tasks.machine.placement import is_known_dead, this_placement\n"
     code += "print(is_known_dead(this_placement(device='cpu', threads=1)))"
     command = [*unshare("--pid", "--fork"), sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, cwd=ROOT, check=True).stdout == b"False\n"
@@ -132,9 +132,7 @@ def test_a_process_that_proc_hides_is_not_known_dead(unshare: partial[list[str]]
     assert judged(here(), unshare(script=script)) == "False"
 
 
-def test_an_owner_that_beats_in_another_pid_namespace_is_left_alone(
-    unshare: partial[list[str]], tmp_path: Path
-) -> None:
+def test_an_owner_that_beats_in_another_pid_namespace_is_left_alone(owned_elsewhere: RunLog) -> None:
     claimant = Claimant(
         lease=LeaseConfig(seconds=30.0, heartbeat_seconds=0.3),
         budgets=BudgetsConfig(),
@@ -142,11 +140,12 @@ def test_an_owner_that_beats_in_another_pid_namespace_is_left_alone(
         monotonic=time.monotonic,
         sleep=time.sleep,
     )
-    with owner_elsewhere(unshare, tmp_path) as log, pytest.raises(LiveOwner, match="still writes its heartbeat"):
-        claim_attempt(log, claimant, lambda number, reference, state: started(number, resumed_from=reference))
+    with pytest.raises(LiveOwner, match="still writes its heartbeat"):
+        claim_attempt(
+            owned_elsewhere, claimant, lambda number, reference, state: started(number, resumed_from=reference)
+        )
 
 
-def test_a_pin_of_an_evaluation_in_another_pid_namespace_stays(unshare: partial[list[str]], tmp_path: Path) -> None:
-    with owner_elsewhere(unshare, tmp_path) as log:
-        sweep_run(log, CheckpointConfig(keep_last=1, keep_best=0), "s")
-        assert [pin.step for pin in log.refresh().pins] == [10]
+def test_a_pin_of_an_evaluation_in_another_pid_namespace_stays(owned_elsewhere: RunLog) -> None:
+    sweep_run(owned_elsewhere, CheckpointConfig(keep_last=1, keep_best=0), "s")
+    assert [pin.step for pin in owned_elsewhere.refresh().pins] == [10]

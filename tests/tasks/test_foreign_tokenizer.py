@@ -13,6 +13,8 @@ from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_toke
 from tests.security.tokenizer_shapes import KNOWN
 from tests.tasks.tokenizer_kinds import learned, wordlevel
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 
 @pytest.mark.parametrize("text", ["{}", "null", "[]", '"bpe"', '{"model": null}', '{"model": {"type": "BPE"}}'])
 def test_a_file_that_is_not_a_tokenizer_is_refused_by_name(text: str, tmp_path: Path) -> None:

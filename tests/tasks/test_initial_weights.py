@@ -20,6 +20,8 @@ from cairn.tasks.trainer.trainer_protocol import Ready, TrainerSpec
 from tests.tasks.committed_model import commit_model, small_configuration
 from tests.tasks.trainer_in_process import TrainingWorld
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 
 class Exported:
     """A committed model that lies in `out` as a directory, and the store of the run that begins from it."""

@@ -51,6 +51,12 @@ def struck(runs: RankRun) -> Ended:
     return runs.run(4, "2:after-parts:2", machines=2, step_seconds=SLOW)
 
 
+@pytest.fixture(scope="module")
+def worn(runs: RankRun) -> Ended:
+    """A run of four ranks: one dies while it writes, one while the others meet, one while it writes the end."""
+    return runs.run(4, "1:stage:2,3:meet:1,2:stage:4")
+
+
 def test_three_of_four_ranks_go_on_with_the_bits_of_a_run_that_nobody_touched(
     struck: Ended, undisturbed: Ended
 ) -> None:
@@ -70,19 +76,14 @@ def test_a_rank_that_is_started_in_the_place_of_a_lost_one_takes_over_the_state_
 
 
 def test_ranks_lost_one_after_the_other_even_while_the_rest_meets_leave_one_that_ends_the_run(
-    runs: RankRun, undisturbed: Ended
+    worn: Ended, undisturbed: Ended
 ) -> None:
-    ended = runs.run(4, "1:losses:4,3:meet:1,2:after-update:9")
-    assert problems(ended, undisturbed) == []
-    assert [change.lost for change in ended.changes if change.lost] == [(1, 3), (2,)]
+    assert problems(worn, undisturbed) == []
+    assert [change.lost for change in worn.changes if change.lost] == [(1, 3), (2,)]
 
 
-def test_a_checkpoint_whose_writer_is_lost_is_dropped_and_the_last_one_is_written_again(
-    runs: RankRun, undisturbed: Ended
-) -> None:
-    ended = runs.run(4, "1:stage:2,3:stage:4")
-    assert problems(ended, undisturbed) == []
-    assert ended.dropped == (6, STEPS) and set(ended.digests) == {3, 9, STEPS}
+def test_a_checkpoint_whose_writer_is_lost_is_dropped_and_the_last_one_is_written_again(worn: Ended) -> None:
+    assert worn.dropped == (6, STEPS) and set(worn.digests) == {3, 9, STEPS}
 
 
 @pytest.mark.slow  # quick witness: test_a_rank_that_is_late_with_its_part_of_a_checkpoint_is_killed

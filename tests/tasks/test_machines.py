@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from cairn.tasks.configuration.settings import MachinesConfig
+from cairn.tasks.machine.placement import check_machine
 from cairn.tasks.policy.failures import OUTLIVED_EXIT_CODE
 from cairn.tasks.trainer.machines import (
     LostMachine,
@@ -274,3 +276,23 @@ def test_more_machines_than_train_may_wait_and_are_not_waited_for(address: str) 
         wait_until(lambda: here(machines) == 2, "the spare, which is as good as any")
         with closing(connected(address, 3)) as stranger, pytest.raises(ConnectionEnded):
             receive(stranger)
+
+
+@pytest.mark.parametrize("command", ["", "true"])
+def test_a_machine_without_a_check_or_with_one_that_succeeds_joins(command: str) -> None:
+    assert check_machine(MachinesConfig(check=command)) == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("sh -c 'echo ECC errors; exit 3'", "left with 3: ECC errors"),
+        ("/no/such/program", "No such file"),
+        ("'", "No closing quotation"),
+        ("sleep 60", "timed out"),
+    ],
+    ids=["fails", "is not there", "cannot be read", "takes too long"],
+)
+def test_a_check_that_does_not_succeed_says_why(command: str, said: str) -> None:
+    why = check_machine(MachinesConfig(check=command, wait_seconds=0.5))
+    assert why.startswith(f"machines.check of {socket.gethostname()} ") and said in why

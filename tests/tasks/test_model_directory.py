@@ -44,7 +44,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "qwen3 untied": {**QWEN3, "tied": False},
     "llama without gains": {**QWEN3, "qk_norm": False, "norm_gain": False, "rotary_base": 500.0},
 }
-pytestmark = pytest.mark.xdist_group("transformers")  # importing it takes seconds
+pytestmark = [
+    pytest.mark.xdist_group("transformers"),  # importing it takes seconds
+    pytest.mark.usefixtures("forked_parsers"),
+]
 
 
 def opened(

@@ -124,6 +124,7 @@ def offer_in_a_process(folder: Path, step: int, starter: "Connection[str, str]")
     offered(store, step)
 
 
+@pytest.mark.slow  # quick witness: test_of_many_threads_the_best_ends_as_champion_and_… on the same store in a folder
 def test_of_two_processes_at_once_one_wins_and_the_other_is_judged_against_it(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     measured(store, step_10=2.0, step_20=2.0)

@@ -261,15 +261,15 @@ def test_a_run_that_cannot_get_anywhere_is_cut_off() -> None:
     assert (len(run.state.attempts), run.stopped_by) == (100, "cut off after 100 attempts")
 
 
-def test_54_days_on_16384_devices_are_finished_and_compared_in_two_million_calls() -> None:
+def test_54_days_on_16384_devices_are_finished_and_compared_in_a_million_calls() -> None:
     def simulate_all() -> None:
         assert (
             simulate(LLAMA, published_trace().failures(random.Random(0)), budget_policy(BudgetsConfig())).stopped_by
             is None
         )
-        compare_intervals(LLAMA, published_trace(), range(6))
+        compare_intervals(LLAMA, published_trace(), range(2))
 
-    assert count_calls(simulate_all) < 2_000_000
+    assert count_calls(simulate_all) < 1_000_000
 
 
 def test_a_thousand_attempts_are_decided_on_in_a_thousand_calls_each() -> None:
@@ -340,8 +340,17 @@ def test_waiting_for_a_machine_and_backing_off_are_one_wait() -> None:
     assert simulate(SMALL, [failure], delayed).seconds.waiting == 40.0
 
 
-@pytest.mark.parametrize("between", [1_000.0, 11_135.0, 80_000.0])
-@pytest.mark.parametrize("checkpoint", [2.0, 30.0])
+@pytest.mark.parametrize(
+    ("between", "checkpoint"),
+    [
+        (1_000.0, 30.0),
+        (80_000.0, 2.0),
+        *(  # quick witness: the two before, which lie farthest apart
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in ((1_000.0, 2.0), (11_135.0, 2.0), (11_135.0, 30.0), (80_000.0, 30.0))
+        ),
+    ],
+)
 def test_the_simulated_optimum_is_near_the_formulas(between: float, checkpoint: float) -> None:
     plan = replace(
         SMALL,
@@ -364,8 +373,8 @@ def test_dalys_formula_gives_what_his_paper_prints(hours: float, minutes: float)
 
 def test_preemptions_that_lose_nothing_do_not_shorten_the_interval() -> None:
     lost, preempted = constant(5_000.0).per_device_day, constant(100.0, R.PREEMPTED).per_device_day
-    plan = replace(SMALL, devices=1, total_steps=10_000, grace_seconds=60.0)
-    with_both = compare_intervals(plan, FailureTrace(source="", per_device_day={**lost, **preempted}), range(2))
+    plan = replace(SMALL, devices=1, total_steps=2_000, grace_seconds=60.0)
+    with_both = compare_intervals(plan, FailureTrace(source="", per_device_day={**lost, **preempted}), range(1))
     assert with_both["young"].seconds == pytest.approx(young_seconds(3.0, 5_000.0), rel=0.02)
 
 

@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -20,12 +19,10 @@ from cairn.tasks.data.document import Document, InvalidCorpus, TextSample, make_
 from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage, build_folder, build_snapshot
 from cairn.tasks.data.snapshot_lookup import SnapshotReference
 from tests.memory_store import MemoryStore
-from tests.tasks import killed_build
 from tests.tasks.corpus_files import build_in_shards, packed, shaped
 
 pytestmark = pytest.mark.usefixtures("forked_parsers")
 TEXTS = [f"Text {number}: " + " ".join(f"stone{number * k % 89}" for k in range(1, 30)) for number in range(300)]
-ROOT = Path(killed_build.__file__).parents[2]
 DATA = DataConfig(sources=("*.jsonl", "b.*", "c.ndjson", "*.gz"), tokenizer="bpe:300")
 
 
@@ -170,8 +167,8 @@ def test_a_killed_build_goes_on_from_its_parts_to_the_same_bytes(
     (corpus / "e.jsonl").write_bytes(shaped(TEXTS[::3], "jsonl"))
     data = DATA.model_copy(update=settings)
     whole = built(data, corpus).snapshot_id
-    command = [sys.executable, killed_build.__file__, str(corpus), str(part), json.dumps(data.model_dump(mode="json"))]
-    killed = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False)
+    words = [sys.executable, "-m", "tests.tasks.killed_build", str(corpus), str(part), data.model_dump_json()]
+    killed = subprocess.run(words, check=False)
     assert killed.returncode == -signal.SIGKILL
     parts = len(list((corpus / "cache").glob("snapshots-in-work/*/*/part-*.arrow")))
     assert parts >= 1

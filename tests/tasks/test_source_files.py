@@ -1,3 +1,5 @@
+"""Sources of every shape: their documents, white space in them included, bad rows, and files that change."""
+
 import io
 import json
 from collections import Counter
@@ -13,8 +15,11 @@ from hypothesis import strategies as st
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow
 from cairn.tasks.data import document_reader
 from cairn.tasks.data.document import Document, InvalidCorpus
+from cairn.tasks.data.rejection import RejectionKind
 from cairn.tasks.data.text_format import lines_of
 from tests.tasks.corpus_files import COMPRESSIONS, SHAPES, open_sources, packed, shaped
+
+pytestmark = pytest.mark.usefixtures("forked_parsers")
 
 TEXTS = [f"Document {number} is about stone {number * 7 % 11} — höher." for number in range(20)]
 
@@ -180,3 +185,42 @@ def test_a_source_that_changes_after_its_check_is_refused(tmp_path: Path, shape:
     path.write_bytes(after if later == "other" else before[:-20])
     with pytest.raises(InvalidCorpus, match="changed while it was read"):
         list(source.pieces())
+
+
+PIECE = 64
+GAP = " " * 5 * PIECE
+LONG = {
+    "in the middle": f"to be{GAP}or not",
+    "at the beginning": f"{GAP}to be",
+    "at the end": f"to be{GAP}",
+    "in lines": "to be" + "\n" * 5 * PIECE + "or not",
+}
+SHAPES_OF_BLANKS = ("jsonl", "parquet", "txt")
+
+
+def written(folder: Path, shape: str, text: str) -> list[Document | RejectedRow]:
+    """Return the pieces of a file that holds this text, and of a text file all of it."""
+    (folder / f"a.{shape}").write_bytes(text.encode() if shape == "txt" else shaped([text], shape))
+    (source,) = open_sources([f"a.{shape}"], folder, max_document_bytes=PIECE, split="documents")
+    return list(source.pieces())
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_BLANKS)
+@pytest.mark.parametrize("where", LONG)
+def test_a_piece_of_white_space_in_a_long_document_is_kept(shape: str, where: str, tmp_path: Path) -> None:
+    pieces = written(tmp_path, shape, LONG[where])
+    assert "".join(piece.text for piece in pieces if isinstance(piece, Document)) == LONG[where]
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_BLANKS)
+@pytest.mark.parametrize("size", [3, 5 * PIECE])
+def test_a_document_of_nothing_but_white_space_is_left_out(shape: str, size: int, tmp_path: Path) -> None:
+    pieces = written(tmp_path, shape, " " * size)
+    assert pieces and {piece.kind for piece in pieces if isinstance(piece, RejectedRow)} == {RejectionKind.EMPTY}
+    assert not any(isinstance(piece, Document) for piece in pieces)
+
+
+def test_what_is_held_of_a_blank_beginning_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document_reader, "_MOST_BLANK_PIECES", 3)
+    kept = [piece for piece in written(tmp_path, "txt", " " * 9 * PIECE) if isinstance(piece, Document)]
+    assert sum(len(piece.text) for piece in kept) == 9 * PIECE

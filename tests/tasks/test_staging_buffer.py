@@ -1,8 +1,10 @@
-"""The staging buffer is one block of memory, reused, and holds exactly the state's bits."""
+"""The staging buffer is one block of memory, reused, and holds exactly the state's bits.
+
+Staging outlives a store that is away, and holds one checkpoint at a time.
+"""
 
 import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Iterable
 from functools import partial
@@ -15,11 +17,13 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.training.train_state import NamedTensor, TrainState
 from cairn.storage.checkpoints.payload import state_sha256
+from cairn.storage.errors import StoreRefused, StoreUnavailable
 from cairn.storage.stores.object_store import PAGE_BYTES
 from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from cairn.tasks.trainer.tensor_exchange import to_record
 from cairn.tasks.trainer.training_setup import CheckpointLoad
 from tests.memory_store import MemoryStore
+from tests.processes.fork_server import fork_server
 from tests.tasks.stagings import Stagings
 
 CPU = torch.device("cpu")
@@ -139,43 +143,66 @@ def test_a_checkpoint_is_read_into_the_tensors_of_the_state_itself() -> None:
     assert places == [named.tensor.data_ptr() for named in other.live_tensors() if named.group != "trainer"]
 
 
-PEAK = textwrap.dedent("""
-    import sys
-    import torch
-    from pathlib import Path
-    from cairn.model.training.train_state import NamedTensor
-    from cairn.storage.checkpoints.checkpoint import load_checkpoint
-    from cairn.storage.stores.local_store import LocalStore
-    from cairn.storage.checkpoints.checkpoint import open_checkpoint, read_tensors
-    from cairn.tasks.trainer.tensor_exchange import wanted_bytes
-    from tests.tasks.stagings import Stagings
-
-    def resident(field):  # getrusage's maximum would begin with that of the process that started this one
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-    store = LocalStore(Path(sys.argv[1]))
-    stagings = Stagings(store)
-    tensors = [NamedTensor(name=f"w{n}", group="weights", tensor=torch.ones(2 << 20)) for n in range(16)]
-    state = sum(named.tensor.nbytes for named in tensors)
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    for step in (1, 2):
-        stagings.stage(stagings.staging.copy(tensors), step)
-    stagings.staging.wait()
-    print((resident("VmHWM") - before) / state)
-    opened = open_checkpoint(store, stagings.staged[-1])
-    read_tensors(store, opened, list(map(wanted_bytes, tensors)))
-    print((resident("VmHWM") - before) / state)
-""")
-
-
 @pytest.mark.linux  # reads /proc
 def test_staging_and_resuming_take_the_memory_of_one_state_beside_the_state(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert not done.returncode, done.stderr
-    staging, resuming = map(float, done.stdout.split())
+    command = [sys.executable, "-m", "tests.tasks.staging_memory", str(tmp_path)]
+    with fork_server().popen(command, stdout=subprocess.PIPE) as process:
+        said, _ = process.communicate(timeout=240)
+    staging, resuming = map(float, said.split())
     assert staging < 1.25
     assert resuming < 1.45
+
+
+class AwayStore(MemoryStore):
+    """Refuses the first `times` uploads."""
+
+    def __init__(self, times: int, error: StoreUnavailable) -> None:
+        super().__init__()
+        self.times, self.error = times, error
+
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
+        if self.times > 0 and "weights" in key:
+            self.times -= 1
+            raise self.error
+        return super().write_stream(key, chunks)
+
+
+def tensors(step: int) -> tuple[NamedTensor, ...]:
+    return (NamedTensor(name="a", group="weights", tensor=torch.tensor([float(step)])),)
+
+
+def test_a_store_that_is_away_for_a_while_costs_time_not_the_checkpoint() -> None:
+    stagings = Stagings(AwayStore(2, StoreUnavailable("503 SlowDown")))
+    stagings.stage(tensors(5), 5)
+    stagings.staging.wait()
+    assert [staged.step for staged in stagings.staged] == [5]
+    assert stagings.waiting.count("503 SlowDown") == 2
+
+
+def test_patience_that_runs_out_fails_with_the_stores_own_words() -> None:
+    stagings = Stagings(AwayStore(99, StoreUnavailable("503 SlowDown")), patience_seconds=0.4)
+    stagings.stage(tensors(5), 5)
+    stagings.staging.wait()
+    assert stagings.failed == ["503 SlowDown"]
+
+
+def test_a_refusal_is_not_asked_again() -> None:
+    stagings = Stagings(store := AwayStore(99, StoreRefused("AccessDenied")))
+    stagings.stage(tensors(5), 5)
+    stagings.staging.wait()
+    assert (store.times, stagings.failed) == (98, ["AccessDenied"])
+
+
+def test_the_next_checkpoint_waits_for_the_one_under_way() -> None:
+    stagings, gate, order = Stagings(MemoryStore()), threading.Event(), list[str]()
+
+    def slow() -> None:
+        gate.wait()
+        order.append("first")
+
+    stagings.stage(tensors(5), 5, before=slow)
+    threading.Timer(0.05, gate.set).start()
+    stagings.stage(tensors(10), 10, before=lambda: order.append("second"))
+    stagings.staging.wait()
+    assert order == ["first", "second"]
+    assert [staged.step for staged in stagings.staged] == [5, 10]

@@ -18,6 +18,8 @@ from cairn.tasks.data.token_files import TokenFileFormat
 from cairn.tasks.data.token_import import TokenFiles, export_tokens, import_tokens, numbered_vocabulary
 from tests.tasks.token_file_bytes import llm_c, megatron_index, npy
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 BYTES = Tokenizer.bytes()
 END = BYTES.end_of_text_id
 TRAIN = ["to be", "or not to be", "ünïcode"]

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import pytest
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import StorageError
 from cairn.storage.snapshots import token_shard
+from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.open_store import open_store
 from cairn.tasks.data import corpus as corpus_module
 from cairn.tasks.data import snapshot_writer, text_ranges
 from cairn.tasks.data.corpus import find_sources, open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Piece
 from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage, build_snapshot
-from cairn.tasks.tokenize_and_split import tokenize_part
+from cairn.tasks.data.snapshot_lookup import SnapshotReference
+from cairn.tasks.tokenize_and_split import Text, tokenize_and_split, tokenize_part
 from tests.flipped_bit import flip_object
 from tests.memory_store import CrashingStore, MemoryStore
 from tests.tasks.corpus_files import COMPRESSIONS, packed, shaped
@@ -29,6 +33,8 @@ from tests.tasks.tokenizer_kinds import PARAGRAPHS, learned, wordlevel
 pytestmark = pytest.mark.usefixtures("forked_parsers")
 TEXTS = [*PARAGRAPHS, *(text.upper() for text in PARAGRAPHS)]
 BYTES: dict[str, Any] = {"tokenizer": "bytes"}
+Corpus = Callable[[Path], DataConfig]
+Alone = Callable[[Corpus], SnapshotReference]
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +92,19 @@ def one_file(folder: Path) -> DataConfig:
     return DataConfig(sources=("all.txt",), max_document_bytes=500, **BYTES)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """The snapshot that one machine makes of a corpus, made once."""
+
+    @cache
+    def build(corpus: Corpus) -> SnapshotReference:
+        folder = tmp_path_factory.mktemp(corpus.__name__)
+        return build_snapshot(MemoryStore(), corpus(folder), folder)
+
+    return build
+
+
 CORPORA = (plain_text, json_lines, duplicates, rejects, held_out, many_files, one_file)
-Corpus = Callable[[Path], DataConfig]
 
 
 def work(store: ObjectStore, data: DataConfig, folder: Path, part: int, of: int) -> tuple[int, int]:
@@ -104,16 +121,15 @@ def objects(store: ObjectStore) -> list[str]:
 @pytest.mark.parametrize("corpus", CORPORA, ids=lambda corpus: corpus.__name__)
 @pytest.mark.parametrize("of", [pytest.param(of, marks=[pytest.mark.slow] if of != 3 else []) for of in (1, 2, 3, 7)])
 def test_a_snapshot_of_parts_is_that_of_one_machine_and_tokenizes_nothing(
-    corpus: Corpus, of: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus, of: int, alone: Alone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, store = corpus(tmp_path), MemoryStore()
-    alone = build_snapshot(MemoryStore(), data, tmp_path)
     done = [work(store, data, tmp_path, part, of) for part in range(of, 0, -1)]
     assert sum(ranges for ranges, _ in done) == len({key.split("/")[2] for key in store.keys("data/parts")})
     with monkeypatch.context() as patch:
         patch.delattr(snapshot_writer.PartEncoder, "encode")
         made = build_snapshot(store, data, tmp_path)
-    assert made == alone
+    assert made == alone(corpus)
 
 
 def test_the_borders_of_ranges_do_not_depend_on_how_many_parts_there_are(tmp_path: Path) -> None:
@@ -139,14 +155,13 @@ def test_a_part_reads_no_file_of_another(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("corpus", [plain_text, duplicates, rejects], ids=lambda corpus: corpus.__name__)
-def test_what_no_machine_tokenized_is_tokenized_by_the_build(corpus: Corpus, tmp_path: Path) -> None:
+def test_what_no_machine_tokenized_is_tokenized_by_the_build(corpus: Corpus, alone: Alone, tmp_path: Path) -> None:
     data = corpus(tmp_path)
-    alone = build_snapshot(MemoryStore(), data, tmp_path)
     for missing in (1, 2, 3):
         store = MemoryStore()
         for part in {1, 2, 3} - {missing}:
             work(store, data, tmp_path, part, 3)
-        assert build_snapshot(store, data, tmp_path) == alone
+        assert build_snapshot(store, data, tmp_path) == alone(corpus)
 
 
 def test_a_crash_between_any_two_writes_leaves_nothing_that_is_taken_for_whole(tmp_path: Path) -> None:
@@ -212,28 +227,41 @@ def lose(store: ObjectStore, key: str) -> None:
     store.delete(key)
 
 
-@pytest.mark.parametrize("harm", [flip_object, cut, lose])
-@pytest.mark.parametrize("which", [0, 1, -1])
+HARMS = (flip_object, cut, lose)
+
+
+@pytest.mark.parametrize(
+    ("which", "harm"),
+    [
+        *zip((0, 1, -1), HARMS, strict=True),
+        *(  # quick witness: the three before
+            pytest.param(which, harm, marks=pytest.mark.slow)
+            for which, rest in ((0, HARMS[1:]), (1, HARMS[::2]), (-1, HARMS[:2]))
+            for harm in rest
+        ),
+    ],
+)
 def test_a_damaged_part_is_tokenized_by_the_build_which_says_so(
-    tmp_path: Path, harm: Callable[[ObjectStore, str], None], which: int, caplog: pytest.LogCaptureFixture
+    which: int, harm: Callable[[ObjectStore, str], None], alone: Alone, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, store = duplicates(tmp_path), MemoryStore()
-    alone = build_snapshot(MemoryStore(), data, tmp_path)
     work(store, data, tmp_path, 1, 1)
     harm(store, damaged := objects(store)[which])
-    assert build_snapshot(store, data, tmp_path) == alone
+    assert build_snapshot(store, data, tmp_path) == alone(duplicates)
     (said,) = caplog.messages
     assert said.startswith(f"{damaged}: ") and said.endswith(": its text is tokenized again")
 
 
-@pytest.mark.parametrize("harm", [flip_object, cut, lose])
-def test_a_damaged_part_is_made_again_by_its_machine(tmp_path: Path, harm: Callable[[ObjectStore, str], None]) -> None:
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_part_is_made_again_by_its_machine(
+    tmp_path: Path, harm: Callable[[ObjectStore, str], None], alone: Alone
+) -> None:
     data, store = duplicates(tmp_path), MemoryStore()
     work(store, data, tmp_path, 1, 1)
     harm(store, objects(store)[3])
     ranges, found = work(store, data, tmp_path, 1, 1)
     assert found == ranges - 1
-    assert build_snapshot(store, data, tmp_path) == build_snapshot(MemoryStore(), data, tmp_path)
+    assert build_snapshot(store, data, tmp_path) == alone(duplicates)
 
 
 def test_parts_of_a_text_that_changed_are_not_taken(tmp_path: Path) -> None:
@@ -253,7 +281,7 @@ def test_parts_of_other_settings_are_not_taken(tmp_path: Path, change: dict[str,
     assert objects(store)
 
 
-def test_two_machines_at_one_part_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_two_machines_at_one_part_do_not_disturb_each_other(alone: Alone, tmp_path: Path) -> None:
     data, store, begin = duplicates(tmp_path), LocalStore(tmp_path / "store"), threading.Barrier(3)
 
     def one() -> None:
@@ -265,13 +293,12 @@ def test_two_machines_at_one_part_do_not_disturb_each_other(tmp_path: Path) -> N
         machine.start()
     for machine in machines:
         machine.join()
-    assert build_snapshot(store, data, tmp_path) == build_snapshot(MemoryStore(), data, tmp_path)
+    assert build_snapshot(store, data, tmp_path) == alone(duplicates)
 
 
-@pytest.mark.parametrize("batches", [1, 2, 4])
-def test_a_killed_build_goes_on_over_parts_and_text(tmp_path: Path, batches: int) -> None:
+@pytest.mark.parametrize("batches", [1, pytest.param(2, marks=pytest.mark.slow), 4])  # quick witness: the others
+def test_a_killed_build_goes_on_over_parts_and_text(batches: int, alone: Alone, tmp_path: Path) -> None:
     data, store, seen = duplicates(tmp_path), MemoryStore(), list[BuildProgress]()
-    alone = build_snapshot(MemoryStore(), data, tmp_path)
 
     def give_up(progress: BuildProgress) -> None:
         if progress.stage is BuildStage.TOKENIZING and (seen.append(progress) or len(seen)) == batches:
@@ -281,7 +308,7 @@ def test_a_killed_build_goes_on_over_parts_and_text(tmp_path: Path, batches: int
         work(store, data, tmp_path, part, 4)
     with pytest.raises(KeyboardInterrupt):
         build_snapshot(store, data, tmp_path, cache_dir=tmp_path / "cache", on_progress=give_up)
-    assert build_snapshot(store, data, tmp_path, cache_dir=tmp_path / "cache") == alone
+    assert build_snapshot(store, data, tmp_path, cache_dir=tmp_path / "cache") == alone(duplicates)
 
 
 def test_too_many_bad_documents_in_parts_are_refused_as_on_one_machine(tmp_path: Path) -> None:
@@ -310,3 +337,15 @@ def test_what_has_no_parts_is_refused_with_what_to_do(tmp_path: Path, change: di
 def test_a_part_that_is_none_of_them_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidCorpus, match="part = 4: rule: from 1 to the number of parts, of = 3"):
         work(MemoryStore(), plain_text(tmp_path), tmp_path, 4, 3)
+
+
+def test_the_step_publishes_a_snapshot_that_opens(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(f"paragraph {number}" for number in range(50)))
+    text = Text(data=DataConfig(sources=("a.txt",), tokenizer="bytes"), base_dir=tmp_path, cache_dir=tmp_path / "cache")
+    store = open_store(str(tmp_path / "store"))
+    reference = tokenize_and_split.fn(text, store)
+    assert open_snapshot(store, reference.snapshot_id, tmp_path).train
+
+
+def test_the_task_bears_the_name_people_look_for() -> None:
+    assert tokenize_and_split.name == "tokenize-and-split"

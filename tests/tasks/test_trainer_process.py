@@ -16,7 +16,7 @@ from cairn.tasks.configuration.settings import DivergenceConfig, WatchdogConfig
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.policy.failures import ErrorKind, ExceptionReport
 from cairn.tasks.trainer import trainer_process
-from cairn.tasks.trainer.trainer_process import TrainerChild, TrainerProcess
+from cairn.tasks.trainer.trainer_process import TrainerChild, TrainerProcess, tail_of
 from cairn.tasks.trainer.trainer_protocol import StepDone, TrainerSpec, encode_message
 from tests.entries import NOON, step_record
 
@@ -91,3 +91,17 @@ def test_a_child_that_hangs_in_its_exit_is_killed_when_its_time_is_over(
     with pytest.raises(TrainerGone):
         trainer.wait_ready()
     assert trainer.is_alive and trainer.reap() == -9
+
+
+def test_of_gigabytes_of_complaints_only_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "stderr"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+        file.seek(0, 2)
+        file.write(b"\nlast but one\nlast \xff words\n")
+    assert tail_of(path, lines=2) == ("last but one", "last \N{REPLACEMENT CHARACTER} words")
+
+
+def test_a_short_or_absent_file_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "stderr").write_bytes(b"one\ntwo\n")
+    assert (tail_of(tmp_path / "stderr"), tail_of(tmp_path / "none")) == (("one", "two"), ())

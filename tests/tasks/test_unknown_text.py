@@ -27,6 +27,8 @@ from tests.tasks.tokenizer_kinds import (
     wordlevel,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
+
 WHOLE = ("a byte-level BPE", "Llama 3", "Llama 2", "Mistral", "Gemma")
 LOSING = [kind for kind in KINDS if kind not in (*WHOLE, "single characters")]
 FOREIGN = "\N{MOUNTAIN} \N{SNOWMAN} q"

@@ -55,7 +55,9 @@ def test_batches_follow_the_weights_of_their_stage(staged: TrainingWorld, drawn:
     assert Counter(map(chr, drawn)) == {"a": 10 + 12, "b": 2 + 6 + 12, "c": 4 + 18}
 
 
-@pytest.mark.parametrize("killed_after", range(1, 7))
+@pytest.mark.parametrize(  # quick witness: before, at and after the first stage
+    "killed_after", [1, 2, 3, *(pytest.param(step, marks=pytest.mark.slow) for step in (4, 5, 6))]
+)
 def test_killed_before_at_or_after_a_stage_it_has_the_bits_of_the_run_nobody_touched(
     staged: TrainingWorld, undisturbed: Trained, killed_after: int
 ) -> None:

@@ -36,7 +36,10 @@ from cairn.tasks.trainer.initial_weights import (
 )
 from tests.memory_store import MemoryStore
 
-pytestmark = pytest.mark.xdist_group("transformers")  # importing it takes seconds
+pytestmark = [
+    pytest.mark.xdist_group("transformers"),  # importing it takes seconds
+    pytest.mark.usefixtures("forked_parsers"),
+]
 TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and stones;\n\tthe {number}th cairn." for number in range(80))
 IDS, ROWS = 303, 384
 CHAT = "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}{% endfor %}\n"

@@ -70,8 +70,9 @@ TEXT = "\n\n".join(f"paragraph {number} of stone {number * number % 97}" for num
 class NotedWarmTrainer(WarmTrainer):
     """Starts trainers without tensors; notes how long the flow wants to wait between attempts, and does not wait."""
 
-    def __init__(self, *arguments: str) -> None:
-        super().__init__(partial(_fork_trainer, (sys.executable, "-m", PROGRAM, *arguments)))
+    def __init__(self, *arguments: str, modules: tuple[str, ...] = (PROGRAM,)) -> None:
+        """Fork trainers from the server that has these modules alone, or from the one of all programs without any."""
+        super().__init__(partial(_fork_trainer, modules, (sys.executable, "-m", PROGRAM, *arguments)))
         self.waited: list[float] = []
         self._acquired: list[TrainerChild] = []
 
@@ -90,8 +91,8 @@ class NotedWarmTrainer(WarmTrainer):
             child.discard()
 
 
-def _fork_trainer(command: tuple[str, ...], work_dir: Path) -> TrainerChild:
-    with fork_server(PROGRAM).forking():
+def _fork_trainer(modules: tuple[str, ...], command: tuple[str, ...], work_dir: Path) -> TrainerChild:
+    with fork_server(*modules).forking():
         return TrainerChild(work_dir, command)
 
 
@@ -217,13 +218,17 @@ def end_with(run: ActiveRun, evidence: Evidence, started: AttemptStarted | None 
 
 
 def answer_for_evaluators(patch: pytest.MonkeyPatch, world: FlowWorld) -> None:
-    """Take the evaluator's process and waits out of the chain, and let the world's cache be its work folder."""
+    """Take the evaluator's process, waits and the store's probe out of the chain; its work folder is the world's cache.
+
+    The probe (`tests/storage/test_store_probe.py`) takes half of the time in which a run is opened.
+    """
 
     def note_wait(run: ActiveRun, seconds: float) -> None:
         warm: Any = run.host.warm
         warm.waited.append(seconds)
 
     patch.setattr(ActiveRun, "wait", note_wait)
+    patch.setattr(run_start.store_probe, "probe_store", lambda store: "")
     patch.setattr(evaluation_run.evaluator_process, "run_evaluator", world.evaluators.run)
     patch.setenv("CAIRN_CACHE", str(world.folder / "cache"))
     patch.setenv("PYTHONPATH", str(ROOT))

@@ -7,22 +7,27 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cairn.flows.preparation.preflight import AvailableMemory
-from cairn.flows.run import attempt_trainer
+from cairn.flows.run import attempt_trainer, run_start
 from cairn.flows.run.attempt_trainer import AttemptTrainer
 from cairn.flows.run.run_start import claim_next_attempt
 from cairn.flows.run.steps import PLAIN
 from cairn.flows.train_gpt import train_attempt
+from cairn.model.configuration.data import TrainedBefore
 from cairn.model.estimates.size_estimate import TrainingPlace
+from cairn.operations.person_decisions import fork_run
+from cairn.reports.queries.run_lookup import find_checkpoint
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
-from cairn.storage.errors import Fenced
+from cairn.storage.errors import Fenced, StoreUnsound
 from cairn.storage.logs.log_entry import this_writer
 from cairn.storage.logs.run_entries import DataQuarantined
 from cairn.storage.logs.step_log import Heartbeat, read_heartbeat
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.errors import BudgetExhausted, TrainerGone
 from cairn.tasks.evaluator import curve_reader
@@ -33,7 +38,7 @@ from cairn.tasks.policy.failures import Evidence
 from cairn.tasks.train_segment import Segment
 from cairn.tasks.trainer import trainer_process
 from cairn.tasks.trainer.trainer_process import ReceivedEvents
-from cairn.tasks.trainer.trainer_protocol import Finish, SegmentDone, TrainUntil
+from cairn.tasks.trainer.trainer_protocol import Finish, SegmentDone, TrainerSpec, TrainUntil
 from tests.wiring.flow_in_process import RUN, FlowWorld, NotedWarmTrainer, answer_for_evaluators, end_with
 from tests.wiring.tensorless_trainer import PEAK, STEP_GPU_SECONDS, STEP_TOKENS, TOKENS_PER_SECOND, loss_of
 
@@ -64,6 +69,18 @@ def kill(flow: FlowWorld) -> FlowWorld:
         warm=NotedWarmTrainer("--die-at", "13"),
     )
     return flow
+
+
+def test_no_run_is_opened_in_a_store_that_its_probe_finds_unsound(
+    flow: FlowWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(store: ObjectStore) -> str:
+        raise StoreUnsound(f"{store.url}: create-if-absent is not atomic")
+
+    monkeypatch.setattr(run_start.store_probe, "probe_store", refuse)
+    with pytest.raises(StoreUnsound), flow.opened():
+        pass
+    assert flow.store.keys("runs") == []
 
 
 def test_what_is_left_of_a_budget_is_said_in_words(flow: FlowWorld, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +198,7 @@ def test_segments_that_end_during_an_upload_are_trained_and_get_no_commit_but_th
         assert f"no checkpoint of step {step}: that of step 4 is still on its way" in said.out + said.err
 
 
-class TrainedBefore:
+class ScriptedTrainer:
     """Stands for a trainer whose segments end as a test says."""
 
     def __init__(self, *ends: SegmentDone) -> None:
@@ -194,7 +211,7 @@ class TrainedBefore:
 def test_the_heartbeat_says_that_a_step_has_no_checkpoint_until_one_is_staged_again(flow: FlowWorld) -> None:
     done = SegmentDone(step=9, stopped=False, tokens=1, gpu_seconds=1.0)
     with flow.opened() as run:
-        trainer, process = AttemptTrainer(run, claim_next_attempt(run)), TrainedBefore(replace(done, behind=5), done)
+        trainer, process = AttemptTrainer(run, claim_next_attempt(run)), ScriptedTrainer(replace(done, behind=5), done)
         trainer._process = process  # type: ignore[assignment]
         trainer.train(Segment(attempt=1, first=0, until=9))
         assert "no checkpoint of step 9: that of step 5" in trainer.heartbeat(1).symptom
@@ -424,3 +441,39 @@ def test_a_run_is_opened_with_the_frozen_part_of_its_configuration(flow: FlowWor
         opened = run.log.state.opened
     assert opened is not None and (opened.model_family, opened.total_steps) == ("gpt2-wiring", 20)
     assert opened.config == run.config.frozen() and opened.config_sha256 == run.config.frozen_sha256()
+
+
+TWIN = "twin"
+
+
+def test_the_trainer_of_a_fork_is_sent_what_lies_before_it(flow: FlowWorld) -> None:
+    flow.train("training.micro_batch=2", "budgets.lost.retries=0", warm=NotedWarmTrainer("--die-at", "13"))
+    found = find_checkpoint(flow.store, f"{RUN}@10")
+    fork_run(found, TWIN, ("training.global_batch=2",), {}, flow.folder)
+    flow.train(text="", run_id=TWIN)
+    heard = [path.read_bytes().splitlines()[0] for path in (flow.folder / "cache").rglob("*.heard")]
+    (spec,) = (spec for spec in map(TrainerSpec.model_validate_json, heard) if spec.run_id == TWIN)
+    assert spec.before == TrainedBefore(step=10, draws=40, tokens=320, component_draws=(40,))
+
+
+class Noting(NotedWarmTrainer):
+    """Notes the committed steps whenever a trainer is started."""
+
+    def __init__(self, flow: FlowWorld) -> None:
+        super().__init__()
+        self._flow = flow
+        self.starts: list[list[str]] = []
+
+    def start(self, work_dir: Path) -> None:
+        committed = self._flow.log.state.live_checkpoints
+        self.starts.append([str(record.committed.step) for record in committed])
+
+
+@pytest.mark.parametrize(("is_of_set", "expected"), [(True, [["10", "20"]]), (False, [])])
+def test_the_trainer_of_the_next_run_is_started_once_this_one_has_trained(
+    flow: FlowWorld, is_of_set: bool, expected: list[list[str]]
+) -> None:
+    warm = Noting(flow)
+    warm.is_of_set = is_of_set
+    flow.train(warm=warm)
+    assert warm.starts[2:] == expected, "after those of its own: when the run is opened, and when it is claimed"

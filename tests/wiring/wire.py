@@ -31,12 +31,15 @@ class Wire:
         if not self.path.endswith(".py"):
             self._check(text.count(self.wire) == 1)
             return text.replace(self.wire, self.wrong)
-        tree = ast.parse(text)
+        return ast.unparse(self.mutate_program(ast.parse(text)))
+
+    def mutate_program(self, tree: ast.Module) -> ast.Module:
+        """Change the tree of a Python file, or of its statement that holds the part, and return it; raises as above."""
         part, _, which = self.part.partition("#")
         change = _Change(self.wire, self.wrong, which=int(which or 1))
-        change.visit(_part(tree, part))
+        change.visit(find_part(tree, part))
         self._check(change.count >= int(which) if which else change.count == 1)
-        return ast.unparse(ast.fix_missing_locations(tree))
+        return tree
 
     def _check(self, holds: bool) -> None:
         if not holds:
@@ -60,7 +63,7 @@ class _Change(ast.NodeTransformer):
 
     def __init__(self, wire: str, wrong: str, *, which: int) -> None:
         self.count, self._which = 0, which
-        self._nodes = {ast.dump(node) for node in _expressions(wire)}
+        self._nodes = {ast.dump(node): type(node) for node in _expressions(wire)}
         self._wrong = {isinstance(node, ast.keyword): node for node in _expressions(wrong)}
         statements = _statements(wire)
         is_expression = len(statements) == 1 and isinstance(statements[0], ast.Expr)
@@ -68,7 +71,8 @@ class _Change(ast.NodeTransformer):
         self._wrong_statements: list[ast.AST] = [*_statements(wrong)]
 
     def visit(self, node: ast.AST) -> Any:
-        if ast.dump(node.value if isinstance(node, ast.Expr) else node) in self._nodes:
+        found = node.value if isinstance(node, ast.Expr) else node
+        if type(found) in self._nodes.values() and ast.dump(found) in self._nodes:
             self.count += 1
             if self.count == self._which:
                 is_statement = isinstance(node, ast.Expr)
@@ -79,7 +83,7 @@ class _Change(ast.NodeTransformer):
                 self._change_statements(held)
         self.generic_visit(node)
         if getattr(node, "body", None) == []:
-            node.body = [ast.Pass()]  # type: ignore[attr-defined]
+            node.body = [ast.copy_location(ast.Pass(), node)]  # type: ignore[attr-defined]
         return node
 
     def _change_statements(self, held: list[ast.AST]) -> None:
@@ -106,7 +110,7 @@ def _statements(cell: str) -> list[ast.stmt]:
     return []
 
 
-def _part(tree: ast.Module, name: str) -> ast.AST:
+def find_part(tree: ast.Module, name: str) -> ast.AST:
     """Return the function or class, by its name and those around it."""
     part: ast.AST = tree
     for step in filter(None, name.split(".")):

@@ -107,7 +107,7 @@ class TinyRun:
         tokens = np.random.default_rng(1).integers(0, RARE, 40 * BLOCK + 1).astype(np.uint16)
         tokens[[window * BLOCK + 3 for window in rare_in]] = RARE
         self.training = TrainingConfig(
-            steps=200, global_batch=40, micro_batch=20, warmup_steps=1, lr=1e-3, precision="fp32", kernels="fused"
+            steps=200, global_batch=40, micro_batch=40, warmup_steps=1, lr=1e-3, precision="fp32", kernels="fused"
         )
         config = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=BLOCK)
         self.windows = TokenWindows([tokens], BLOCK, VOCAB)
@@ -115,7 +115,7 @@ class TinyRun:
         self.state = TrainState.create(config, self.training, VOCAB, torch.device("cpu"))
 
     def step(self) -> float:
-        inputs = StepInputs(windows=self.windows, order=self.order, training=self.training, micro_batch=20)
+        inputs = StepInputs(windows=self.windows, order=self.order, training=self.training, micro_batch=40)
         return take_step(self.state, inputs).loss
 
     @property
