@@ -57,7 +57,7 @@ class Access:
         if self.metrics_token and request.url.path == METRICS and _is_equal(bearer, self.metrics_token):
             return True
         given = (bearer, request.query_params.get("token", ""), request.cookies.get(_cookie_name(request), ""))
-        return is_own_user(request) and any(_is_equal(one, self.token) for one in given)
+        return any(_is_equal(one, self.token) for one in given) and is_own_user(request)
 
 
 def read_access(metrics_token_file: str) -> Access:

@@ -5,8 +5,7 @@ import pytest
 from cairn.storage.stores.cloud_store import CloudStore
 from cairn.storage.stores.object_store import RetryPolicy
 from tests.clouds.servers import CloudServer, cloud_server
-from tests.s3.fault_proxy import FaultProxy
-from tests.s3.standing_proxy import proxy, shared_proxy
+from tests.s3.fault_proxy import FaultProxy, proxy, shared_proxy
 from tests.storage.builders import no_sleep
 
 __all__ = ["proxy", "shared_proxy"]

@@ -13,7 +13,7 @@ from cairn.storage.stores.open_store import open_store
 from cairn.storage.stores.store_probe import probe_store
 from tests.clouds.servers import CloudServer, cloud_environment
 from tests.entries import evaluated, writer
-from tests.s3.fault_proxy import FaultProxy, NetworkFault
+from tests.s3.fault_proxy import FaultProxy, NetworkFault, at_every_place
 from tests.storage.builders import LOG, check_invariants, claim, commit, open_run, stage
 from tests.storage.store_operations import OPERATIONS
 
@@ -22,8 +22,7 @@ BREAKS = [
     fault for fault in NetworkFault if fault not in (NetworkFault.STRIP, NetworkFault.LATE, NetworkFault.REFUSED, *OWN)
 ]
 ENTRY = rf"PUT .*{LOG}/"
-PART = r"PUT .*(partNumber=|comp=block&|blockid=)"
-LAST = r"(POST .*uploadId|PUT .*comp=blocklist)"
+UPLOAD = {"part": r"PUT .*(partNumber=|comp=block&|blockid=)", "last": r"(POST .*uploadId|PUT .*comp=blocklist)"}
 
 
 @pytest.mark.parametrize("fault", BREAKS, ids=lambda fault: fault.name)
@@ -87,8 +86,7 @@ def test_a_commit_survives_a_break_of_any_of_its_requests(
     assert (count >= 4, len(state.checkpoints)) == (True, 1 + count)
 
 
-@pytest.mark.parametrize("fault", BREAKS, ids=lambda fault: fault.name)
-@pytest.mark.parametrize("request_", [PART, LAST], ids=["part", "last"])
+@pytest.mark.parametrize(("request_", "fault"), at_every_place(UPLOAD, BREAKS, whole="last"))
 def test_a_stream_whose_request_breaks_is_whole_or_no_object(
     store: CloudStore, direct: CloudStore, proxy: FaultProxy, request_: str, fault: NetworkFault
 ) -> None:
@@ -103,7 +101,7 @@ def test_a_stream_whose_request_breaks_is_whole_or_no_object(
 
 
 @pytest.mark.parametrize("fault", [NetworkFault.SLOW_DOWN, NetworkFault.TORN_UP], ids=lambda fault: fault.name)
-@pytest.mark.parametrize("request_", [PART, LAST], ids=["part", "last"])
+@pytest.mark.parametrize("request_", UPLOAD.values(), ids=UPLOAD)
 def test_a_stream_that_never_gets_through_is_an_error_and_no_object(
     store: CloudStore, direct: CloudStore, proxy: FaultProxy, request_: str, fault: NetworkFault
 ) -> None:

@@ -4,17 +4,20 @@ Owns which cases there are. Nothing is listed by hand: a scenario is first run t
 each operation and fault that differs there.
 """
 
+import random
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 
 from tests.full_amount import share_of
 from tests.protocol import processes
+from tests.protocol.forks import FORKS
+from tests.protocol.holes import HOLES
 from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import REFUSALS, Act, Process
 from tests.protocol.quick_world import witnessed
 from tests.protocol.raw_history import Violation, require
-from tests.protocol.scenarios import Scenario
+from tests.protocol.scenarios import SCENARIOS, Scenario
 from tests.protocol.world import Copies
 from tests.storage.faulty_store import ArrivingStore, Death, Fault, FaultyStore, applies
 
@@ -62,6 +65,7 @@ TROUBLES = (
     Trouble("slow_while_promoted", Fault.SLOW, promote_oldest),
     Trouble("slow_while_taken_over_and_swept", Fault.SLOW, take_over_and_sweep),
 )
+ALL_SCENARIOS = (*SCENARIOS, *FORKS, *HOLES)
 LATEST = 24
 """A late request arrives before one of so many first operations of whoever goes on."""
 # One of these at the entry's own PUT must be settled, and the scenario acknowledged.
@@ -89,17 +93,25 @@ def operations(scenario: Scenario, copies: Copies) -> FaultyStore:
 
 
 def default_cases(scenario: Scenario, copies: Copies) -> Iterator[Case]:
-    """Yield a share of the cases, more of those in memory and on servers (slow); all of them in the full amount."""
-    return all_cases(scenario, copies, share=share_of({"memory": 56, "local": 144}.get(copies.kind, 48)))
+    """Yield all cases in the full amount, else one of each of the troubles that the scenario's name draws."""
+    found = list(all_cases(scenario, copies))
+    one_in = share_of({"memory": 250, "local": 1000}.get(copies.kind, 48))
+    if one_in == 1:
+        yield from found
+        return
+    chance = random.Random(f"{scenario.name} {copies.kind}")
+    troubles = list(dict.fromkeys(case.trouble for case in found))
+    for trouble in chance.sample(troubles, min(len(troubles), len(found) // one_in + 1)):
+        yield chance.choice([case for case in found if case.trouble == trouble])
 
 
-def all_cases(scenario: Scenario, copies: Copies, *, share: int = 1) -> Iterator[Case]:
-    """Yield every case that differs, or one in `share`: each operation then meets a share of the faults."""
+def all_cases(scenario: Scenario, copies: Copies) -> Iterator[Case]:
+    """Yield every case that differs."""
     counted = operations(scenario, copies)
-    for number, trouble in enumerate(TROUBLES):
+    for trouble in TROUBLES:
         for at, name in enumerate(counted.operations):
             key, store = counted.keys_asked[at], counted.inner.inner  # type: ignore[attr-defined]
-            if applies(trouble.fault, name, store, key) and (at + number) % share == 0:
+            if applies(trouble.fault, name, store, key):
                 yield Case(scenario, trouble, at, f"{name} {key}")
 
 

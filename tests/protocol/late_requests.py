@@ -12,14 +12,12 @@ from typing import Any
 
 from tests.protocol import forks, processes
 from tests.protocol.commuting import RecordingStore
-from tests.protocol.enumeration import promote_oldest, take_over, take_over_and_sweep
-from tests.protocol.forks import FORKS
-from tests.protocol.holes import HOLES
+from tests.protocol.enumeration import ALL_SCENARIOS, promote_oldest, take_over, take_over_and_sweep
 from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import Act, Process
 from tests.protocol.quick_world import witnessed
 from tests.protocol.raw_history import Violation
-from tests.protocol.scenarios import SCENARIOS, Scenario
+from tests.protocol.scenarios import Scenario
 from tests.protocol.world import Copies, Ledger, Snapshot, WatchedStore, copied
 from tests.storage.faulty_store import ArrivingStore, Fault, FaultyStore, applies
 
@@ -152,9 +150,9 @@ def _fresh(sent: Sent) -> WatchedStore:
     return WatchedStore(copied(sent.world.objects), sent.world.leftovers)
 
 
-_WORLDS = {item.world: item for item in reversed((*SCENARIOS, *FORKS, *HOLES))}
+_WORLDS = {item.world: item for item in reversed(ALL_SCENARIOS)}
 CASES: dict[str, tuple[Scenario, tuple[Act, ...]]] = {
-    **{item.name: (item, (item.act,)) for item in (*SCENARIOS, *FORKS, *HOLES)},
+    **{item.name: (item, (item.act,)) for item in ALL_SCENARIOS},
     **{f"world-{name}": (item, RIVALS) for name, item in _WORLDS.items()},
 }
 """Every scenario with its own act, and every world of one with everything that a rival can do there."""

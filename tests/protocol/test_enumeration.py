@@ -11,9 +11,8 @@ from cairn.storage.logs.registry import MODEL_KINDS
 from cairn.storage.logs.run_entries import RUN_KINDS
 from cairn.storage.stores.object_store import ObjectStore
 from tests.full_amount import FULL, share_of
-from tests.protocol.enumeration import default_cases, operations, run_case
+from tests.protocol.enumeration import ALL_SCENARIOS, TROUBLES, default_cases, operations, run_case
 from tests.protocol.forks import FORK, FORKS
-from tests.protocol.holes import HOLES
 from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import ALIAS, PREFIX, Process
 from tests.protocol.raw_history import read_raw
@@ -32,10 +31,18 @@ OTHER_KINDS: dict[str, str] = {
 }
 
 
+ON = {"memory": ALL_SCENARIOS, "local": ALL_SCENARIOS[:: share_of(3)], "gs": ALL_SCENARIOS, "az": ALL_SCENARIOS}
+SLOW = {"gs": pytest.mark.slow, "az": pytest.mark.slow}  # quick witness: the same in memory and on files
+
+
 @pytest.mark.parametrize(
-    "kind", ["memory", "local", *(pytest.param(cloud, marks=pytest.mark.slow) for cloud in ("gs", "az"))]
+    ("scenario", "kind"),
+    [
+        pytest.param(scenario, kind, id=f"{scenario.name}-{kind}", marks=SLOW.get(kind, ()))
+        for kind, scenarios in ON.items()
+        for scenario in scenarios
+    ],
 )
-@pytest.mark.parametrize("scenario", (*SCENARIOS, *FORKS, *HOLES), ids=lambda scenario: scenario.name)
 def test_a_fault_at_any_operation_breaks_no_invariant(
     scenario: Scenario, kind: str, quick_folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -45,7 +52,13 @@ def test_a_fault_at_any_operation_breaks_no_invariant(
         run_case(case, copies)
         number += 1
     record_property("protocol_cases", number)
-    assert number >= (11 if FULL else kind == "memory")
+    assert number >= (11 if FULL else 1)
+
+
+def test_every_kind_of_trouble_is_among_the_cases_that_are_tried_in_memory(tmp_path: Path) -> None:
+    worlds = ((item, Copies("memory", tmp_path, world_before(item))) for item in ALL_SCENARIOS)
+    tried = {case.trouble for scenario, copies in worlds for case in default_cases(scenario, copies)}
+    assert set(TROUBLES) - tried == set()
 
 
 def test_a_process_that_dies_twice_during_its_resume_still_resumes(tmp_path: Path) -> None:
@@ -53,7 +66,7 @@ def test_a_process_that_dies_twice_during_its_resume_still_resumes(tmp_path: Pat
     copies = Copies("memory", tmp_path, world_before(resume))
     number = 0
     for first in range(0, len(operations(resume, copies).operations), share_of(96)):
-        for second in range(100):
+        for second in range(0, 100, share_of(3)):
             store, ledger = copies.fresh(), deepcopy(copies.snapshot.ledger)
             die_during(resume, store, ledger, first)
             if not die_during(resume, store, ledger, second):
@@ -61,7 +74,7 @@ def test_a_process_that_dies_twice_during_its_resume_still_resumes(tmp_path: Pat
             number += 1
             examine(store, ledger)
             continue_run(store, ledger)
-    assert number > 900 // share_of(96)
+    assert number > 900 // share_of(96 * 3)
 
 
 def die_during(scenario: Scenario, store: WatchedStore, ledger: Ledger, at: int) -> bool:

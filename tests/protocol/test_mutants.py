@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.protocol.enumeration import all_cases, run_case
-from tests.protocol.forks import FORKS
-from tests.protocol.holes import HOLES
+from tests.protocol.enumeration import ALL_SCENARIOS, all_cases, run_case
 from tests.protocol.mutants import MUTANTS, Mutant
 from tests.protocol.raw_history import Violation
-from tests.protocol.scenarios import SCENARIOS, world_before
+from tests.protocol.scenarios import world_before
 from tests.protocol.simulator import simulate
 from tests.protocol.world import Copies
 
@@ -20,9 +18,9 @@ SEEDS = 600
 def hunt(mutant: Mutant, folder: Path) -> str | None:
     """Return what the first violation says, or None where nobody noticed."""
     try:
-        for scenario in (item for item in (*SCENARIOS, *FORKS, *HOLES) if item.name in mutant.scenarios):
+        for scenario in (item for item in ALL_SCENARIOS if item.name in mutant.scenarios):
             copies = Copies("memory", folder, world_before(scenario))
-            for case in all_cases(scenario, copies):
+            for case in sorted(all_cases(scenario, copies), key=lambda case: case.trouble.name != mutant.trouble):
                 run_case(case, copies)
         for number in range(SEEDS):
             simulate((mutant.first_seed + number) % SEEDS)
@@ -35,7 +33,7 @@ def hunt(mutant: Mutant, folder: Path) -> str | None:
 def test_the_mutant_is_caught(
     mutant: Mutant, tmp_path: Path, quick: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
-    for scenario in (*SCENARIOS, *FORKS, *HOLES):
+    for scenario in ALL_SCENARIOS:
         world_before(scenario)  # by honest code
     mutant.patch(quick)
     caught = hunt(mutant, tmp_path)

@@ -21,8 +21,8 @@ from tests.protocol.raw_history import GONE, Violation, mirrored, tell_run
 from tests.protocol.world import Ledger, WatchedStore
 from tests.storage.faulty_store import Death
 
-CUTS = 1000 // share_of(20)
-DEATHS, CUTS_AFTER_DEATH = 80 // share_of(16), 5
+CUTS = 1000 // share_of(40)
+DEATHS, CUTS_AFTER_DEATH = 80 // share_of(26), 5
 
 
 class Answers(dict[str, Any]):

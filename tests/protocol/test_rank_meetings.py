@@ -10,10 +10,10 @@ from tests.full_amount import FULL
 from tests.protocol import rank_meetings
 from tests.protocol.rank_meetings import Broken, Member, World, begin, explore
 
-QUICK = [(3, 1, 0, 0, 2), (2, 1, 1, 0, 2), (2, 1, 0, 1, 1), (2, 0, 1, 1, 1)]
+QUICK = [(3, 1, 0, 0, 1), (2, 1, 1, 0, 2), (2, 1, 0, 1, 1), (2, 0, 1, 1, 1)]
 """Ranks, deaths, connections that fail for no reason, ranks that join, steps."""
 LONG = [
-    *((3, 2, 0, 0, 1), (3, 1, 1, 0, 1), (3, 2, 0, 0, 2), (4, 1, 0, 0, 1), (3, 2, 1, 0, 1)),
+    *((3, 1, 0, 0, 2), (3, 2, 0, 0, 1), (3, 1, 1, 0, 1), (3, 2, 0, 0, 2), (4, 1, 0, 0, 1), (3, 2, 1, 0, 1)),
     *((2, 1, 0, 1, 2), (2, 0, 0, 2, 2), (2, 2, 0, 1, 1), (2, 1, 1, 1, 1), (3, 0, 0, 1, 1), (3, 1, 0, 1, 1)),
 ]
 

@@ -1,4 +1,4 @@
-"""Hundreds of seeded schedules of trainers, evaluator, promoter, sweeper and deleter on one store.
+"""Seeded schedules of trainers, evaluator, promoter, sweeper and deleter on one store.
 
 `CAIRN_SIMULATOR_SEED=n` replays one seed and prints its trace; `CAIRN_SIMULATOR_SCHEDULES=n` plays that many.
 `make test-full` plays thousands.
@@ -15,7 +15,7 @@ from tests.full_amount import FULL
 from tests.protocol.holes import HOLES
 from tests.protocol.simulator import FORK_WORLDS, Simulation, simulate
 
-SCHEDULES = int(os.environ.get("CAIRN_SIMULATOR_SCHEDULES", "6000" if FULL else "200"))
+SCHEDULES = int(os.environ.get("CAIRN_SIMULATOR_SCHEDULES", "6000" if FULL else "140"))
 SEED = os.environ.get("CAIRN_SIMULATOR_SEED")
 CHUNKS = 12
 

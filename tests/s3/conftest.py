@@ -8,12 +8,12 @@ import pytest
 from cairn.storage.stores.object_store import RetryPolicy
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
-from tests.s3.fault_proxy import FaultProxy
+from tests.processes.forked_parsers import forked_parsers
+from tests.s3.fault_proxy import FaultProxy, proxy, shared_proxy
 from tests.s3.servers import CEPH, S3Server, s3_server
-from tests.s3.standing_proxy import proxy, shared_proxy
 from tests.storage.builders import no_sleep
 
-__all__ = ["proxy", "shared_proxy"]
+__all__ = ["forked_parsers", "proxy", "shared_proxy"]
 QUICK = RetryPolicy(tries=4, sleep=no_sleep)
 
 

@@ -4,13 +4,16 @@ HTTP-aware, so that it can aim; one request per connection, so that nothing of a
 """
 
 import asyncio
+import itertools
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
+
+import pytest
 
 _CONDITION = rb"(?i)\r\n(?:if-none-match|x-goog-if-generation-match): [^\r]*"
 _EXPECT = rb"(?i)\r\nexpect: *100-continue"
@@ -32,6 +35,22 @@ class NetworkFault(Enum):
     LATE = "accepted, never answered, and done when `deliver` says so"
     FLIPPED = "done, and one bit of what is answered arrives flipped"
     STRIP = "the condition of a create is removed on the way"
+
+
+OFTEN = frozenset({NetworkFault.SLOW_DOWN, NetworkFault.TORN_UP, NetworkFault.RESPONSE_LOST})
+"""A fault before, within and after what is asked: these are tried at every place by default."""
+
+
+def at_every_place(places: Mapping[str, object], faults: Iterable[NetworkFault], *, whole: str) -> list[Any]:
+    """Return every place with every fault, as cases; those that are not `OFTEN` are quick at the `whole` place only."""
+    return [
+        pytest.param(
+            *(place, fault),
+            id=f"{name}-{fault.name}",
+            marks=() if name == whole or fault in OFTEN else pytest.mark.slow,  # quick witness: the whole place
+        )
+        for (name, place), fault in itertools.product(places.items(), faults)
+    ]
 
 
 @dataclass
@@ -197,3 +216,26 @@ def _error(status: str, code: str) -> bytes:
     body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>injected</Message></Error>'
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\nConnection: close"
     return f"{head}\r\n\r\n{body}".encode()
+
+
+class Answering(Protocol):
+    """A server that answers somewhere."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where."""
+
+
+@pytest.fixture(scope="session")
+def shared_proxy(server: Answering) -> Iterator[FaultProxy]:
+    """One proxy for all tests of a server, as clients take long to make."""
+    with FaultProxy(upstream=server.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(shared_proxy: FaultProxy) -> Iterator[FaultProxy]:
+    """The proxy; nothing breaks until it is aimed."""
+    shared_proxy.requests.clear()
+    yield shared_proxy
+    shared_proxy.aims.clear()

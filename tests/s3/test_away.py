@@ -16,7 +16,7 @@ from cairn.storage.stores.object_store import RetryPolicy
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from cairn.storage.stores.store_probe import probe_store
-from tests.commands import ROOT, Ended, run_process
+from tests.commands import ROOT, Ended, run_here
 from tests.processes.waiting import wait_for
 from tests.s3.ceph_server import free_ports
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
@@ -38,7 +38,7 @@ def deaf() -> Iterator[str]:
 
 def status_of_a_run(folder: Path, endpoint: str) -> Ended:
     """Run `cairn status` of a run in a bucket there."""
-    return run_process(("status", "r1", "--store", "s3://cairn/x"), folder, NOWHERE.environment(endpoint))
+    return run_here(("status", "r1", "--store", "s3://cairn/x"), folder, NOWHERE.environment(endpoint))
 
 
 def test_status_gives_up_an_endpoint_nobody_listens_at(tmp_path: Path) -> None:
@@ -101,6 +101,7 @@ def test_a_real_server_without_conditions_is_refused_by_name(rclone: S3Server) -
         probe_store(S3Store(rclone.bucket(), "x"))
 
 
+@pytest.mark.slow  # quick witness: tests/s3/servers.py, which reads that line before every test on the emulator
 def test_the_quick_server_says_where_it_is_as_json() -> None:
     script = ROOT / "tests" / "s3" / "quick_server.py"
     done = subprocess.run(

@@ -8,6 +8,7 @@ from cairn.tasks.data.document import InvalidCorpus
 from tests.s3.servers import BUCKET, S3Server, aws_environment
 from tests.tasks.corpus_files import open_sources, packed, shaped
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
 TEXTS = [f"Document {number}." for number in range(10)]
 
 

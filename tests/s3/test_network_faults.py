@@ -13,7 +13,7 @@ from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from cairn.storage.stores.store_probe import probe_store
 from tests.entries import evaluated, writer
-from tests.s3.fault_proxy import FaultProxy, NetworkFault
+from tests.s3.fault_proxy import FaultProxy, NetworkFault, at_every_place
 from tests.s3.servers import S3Server
 from tests.storage.builders import LOG, check_invariants, claim, commit, open_run, run_log, stage
 
@@ -29,8 +29,7 @@ MULTIPART = {
 }
 
 
-@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
-@pytest.mark.parametrize("fault", BREAKS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(("times", "fault"), at_every_place({"once": 1, "twice": 2}, BREAKS, whole="once"))
 def test_an_append_whose_put_breaks_is_in_the_log_once(
     store: S3Store, direct: S3Store, proxy: FaultProxy, fault: NetworkFault, times: int
 ) -> None:
@@ -99,12 +98,11 @@ def test_a_commit_survives_one_503_at_each_kind_of_request(store: S3Store, direc
     assert (newest.step, len(state.checkpoints)) == (9 + len(kinds), 2 + len(kinds))
 
 
-@pytest.mark.parametrize("fault", BREAKS, ids=lambda fault: fault.name)
-@pytest.mark.parametrize("request_", MULTIPART)
+@pytest.mark.parametrize(("request_", "fault"), at_every_place(MULTIPART, BREAKS, whole="complete"))
 def test_a_stream_survives_any_break_of_any_of_its_requests(
     store: S3Store, direct: S3Store, proxy: FaultProxy, part_bytes: int, request_: str, fault: NetworkFault
 ) -> None:
-    aim = proxy.aim(fault, MULTIPART[request_])
+    aim = proxy.aim(fault, request_)
     data = os.urandom(2 * part_bytes + 5)
     written = write_hashed(store, "a/b", [data])
     assert aim.fired

@@ -22,15 +22,17 @@ TOKENS = 200_000
 SHARD_TOKENS = 20_000
 TEXT = np.random.default_rng(0).integers(0, 60_000, TOKENS)
 MANIFEST = manifest_of(train=TOKENS, val=20, vocab_size=60_000)
-READS_ALL = """
-import sys
+READ_ALL = """
+import os, sys
 from pathlib import Path
 from cairn.storage.snapshots import data_snapshot
 from cairn.storage.stores.open_store import open_store
 data_snapshot.EAGER_BYTES, data_snapshot.CACHE_BYTES = 0, int(sys.argv[4])
+os.fork()
 opened = data_snapshot.open_snapshot(open_store(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
 print(sum(int(shard.tokens().sum(dtype="int64")) for shard in opened.train))
 """
+"""Two processes, so that both import what they need at once."""
 
 
 @pytest.fixture
@@ -79,8 +81,7 @@ def test_the_cache_keeps_its_bound_over_one_start_hours_after_the_other(
 def test_processes_that_share_a_cache_too_small_for_them_read_every_token(
     store: S3Store, server: S3Server, snapshot_id: str, tmp_path: Path
 ) -> None:
+    command = [sys.executable, "-c", READ_ALL, store.url, snapshot_id, str(tmp_path / "cache"), "50000"]
     environment = os.environ | server.environment()
-    command = [sys.executable, "-c", READS_ALL, store.url, snapshot_id, str(tmp_path / "cache"), "50000"]
-    readers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    sums = [int(reader.communicate(timeout=240)[0]) for reader in readers]
-    assert sums == [int(TEXT.sum())] * 2
+    readers = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=240, check=True)
+    assert readers.stdout.split() == [str(TEXT.sum())] * 2

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.commands import cairn
 from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium
 from tests.crash.prefect_server import shared_server
 from tests.crash.training_command import Command
 from tests.deployments.started_up import StartedUp
+from tests.processes.forked_parsers import forked_parsers
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+__all__ = ["cairn", "forked_parsers"]
 
 
 @pytest.fixture

@@ -45,7 +45,11 @@ def server(
         yield LiveServer(port=address.port or 0, access=access)
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics", "/runs/bard", "/assets/live.js", "/nothing", "/metrics/"])
+WRONG = ("?token=", "?token=wrong", f"?token={METRICS_TOKEN}")
+ASKED = ("/", "/metrics", "/runs/bard", "/assets/live.js", "/nothing", "/metrics/", *(f"/{wrong}" for wrong in WRONG))
+ASKED += tuple(f"/metrics{wrong}" for wrong in WRONG)
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -59,11 +63,11 @@ def server(
         {"Authorization": "Bearer \u00fc"},
     ],
 )
-def test_without_the_token_nothing_is_answered(server: LiveServer, path: str, given: dict[str, str]) -> None:
+def test_without_the_token_nothing_is_answered(server: LiveServer, given: dict[str, str]) -> None:
     given = {name: value.format(port=server.port, token=server.access.token) for name, value in given.items()}
-    for query in ("", "?token=", "?token=wrong", f"?token={METRICS_TOKEN}"):
-        answer = server.ask(f"{path}{query}", **given)
-        assert answer.status == 401 and "bard" not in answer.text and "set-cookie" not in answer.headers
+    for path in ASKED:
+        answer = server.ask(path, **given)
+        assert answer.status == 401 and "bard" not in answer.text and "set-cookie" not in answer.headers, path
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics"])

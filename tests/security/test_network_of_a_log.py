@@ -17,10 +17,11 @@ from cairn.tasks.configuration.network_module import keep_files, read_files
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.errors import InvalidConfiguration
 from tests.cairn.trained_run import RUN, TrainedRun
-from tests.commands import Cairn, Ended, run_here
+from tests.commands import Cairn
 from tests.memory_store import MemoryStore
 from tests.networks.own_files import layers
 
+pytestmark = pytest.mark.usefixtures("forked_parsers")
 ALLOW = "CAIRN_CODE__ALLOW"
 
 
@@ -30,16 +31,6 @@ def same_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def cairn(tmp_path: Path) -> Cairn:
-    """The command within this process, in `tmp_path`."""
-
-    def run(*arguments: str, **environment: str) -> Ended:
-        return run_here(arguments, tmp_path, environment)
-
-    return run
 
 
 def traced(folder: Path) -> dict[str, bytes]:

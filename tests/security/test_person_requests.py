@@ -264,7 +264,7 @@ def test_one_who_never_reads_stops_nobody(
     live: LiveServer, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(person_requests, "MOST_SECONDS", 0.5)
-    drawing(monkeypatch, "import sys\nwhile True: sys.stdout.write('x' * 65536)")
+    drawing(monkeypatch, "while True: print('x' * 65536)")
     with live.asking(PROMPT, body=b"{}"):
         wait_until(partial(is_answered, live), "an answer beside it")
 

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -205,12 +206,17 @@ def fail_to_load(log: RunLog) -> None:
 
 def laid_out(store: ObjectStore, *steps: int) -> RunLog:
     """Give the store such a run as copies of objects: for tests of what happens afterwards."""
-    made = MemoryStore("made")
-    run_with_commits(made, *steps)
-    copy_objects(made, store)
+    copy_objects(_made(steps), store)
     log = run_log(store)
     log.refresh()
     return log
+
+
+@cache
+def _made(steps: tuple[int, ...]) -> MemoryStore:
+    made = MemoryStore("made")
+    run_with_commits(made, *steps)
+    return made
 
 
 def ended_run(*steps: int) -> RunLog:

@@ -2,7 +2,7 @@
 
 `s3` is the emulator of the default suite, `ceph` the real gateway of `make test-s3`, `gs` and `az` are fakes. Of files
 in which the kind of store decides much, the default suite tries every case on all of them; of the others one case in
-four on the emulator and one in eight on the fakes. The slow part and the gateway have all.
+six on the emulator and one in twelve on the fakes. The slow part and the gateway have all.
 """
 
 import uuid
@@ -17,11 +17,13 @@ from cairn.storage.stores.s3_store import S3Store
 from tests.clouds.servers import AZURITE, CLOUDS, cloud_server
 from tests.full_amount import share_of
 from tests.memory_store import MemoryStore
+from tests.processes.forked_parsers import forked_parsers
 from tests.s3.servers import CEPH, S3Server, s3_server
 
+__all__ = ["forked_parsers"]
 FOLDER = Path(__file__).parent
 OWN = frozenset(map(FOLDER.joinpath, ("test_object_store.py", "test_races.py", "test_store_probe.py")))
-SHARES = ((("s3",), 4), (CLOUDS, 8))
+SHARES = ((("s3",), 6), (CLOUDS, 12))
 
 
 @pytest.hookimpl(tryfirst=True)  # before the cases that are marked slow are left out

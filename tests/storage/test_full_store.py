@@ -1,6 +1,8 @@
 """A store without room: the log goes on in what was set aside for it, and a sweep frees the rest."""
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,30 @@ from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.settings import CheckpointConfig
 from tests.full_amount import share_of
 from tests.storage.builders import RUN, check_invariants, commit, run_log, run_with_commits, stage
-from tests.storage.full_disk import FullDisk
+
+
+class FullDisk:
+    """What is below `root` may have `most_bytes`; more is refused when it is brought to the disk, as NFS does."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root, self.most_bytes, self._fsync = root, 1 << 40, os.fsync
+        patch.setattr(os, "fsync", self._find_room)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all files there, of one with two names once."""
+        found = [file.lstat() for file in self.root.rglob("*")]
+        return sum({item.st_ino: item.st_size for item in found if stat.S_ISREG(item.st_mode)}.values())
+
+    def fill(self) -> None:
+        """Leave no room from now on."""
+        self.most_bytes = self.used_bytes
+
+    def _find_room(self, descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and self.used_bytes > self.most_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._fsync(descriptor)
+
 
 KEEP_ONE = CheckpointConfig(keep_last=1, keep_best=0)
 
@@ -112,7 +137,7 @@ def test_a_reserve_behind_a_link_is_left_alone(full: LocalStore, tmp_path: Path)
     assert len(os.listdir(tmp_path / "photos")) == local_disk.FILES
 
 
-ROOM = range(0, 30_000, 150 * share_of(20))
+ROOM = range(0, 30_000, 150 * share_of(40))
 """Bytes that are free after the first commit: 200 moments at which a disk can be full."""
 
 

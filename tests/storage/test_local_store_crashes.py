@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cairn.storage.stores.local_store import LocalStore
-from tests.storage.builders import RUN, check_invariants, claim, commit, run_log, run_with_commits, stage
+from tests.storage.builders import RUN, check_invariants, claim, commit, laid_out, run_log, stage
 from tests.storage.faulty_store import Death
 
 CALLS = ("mkdir", "open", "fsync", "link", "replace", "unlink", "close", "rmdir")
@@ -87,7 +87,13 @@ def test_what_a_dead_writer_leaves_has_a_name_that_no_reader_sees(tmp_path: Path
     assert ".b." in left
 
 
-@moments
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param(False, id="before"),
+        pytest.param(True, id="after", marks=pytest.mark.slow),  # quick witness: it is before the next call
+    ],
+)
 def test_death_at_any_system_call_of_a_commit_leaves_the_old_or_the_new_newest(
     tmp_path: Path, after: bool, record_property: Callable[[str, object], None]
 ) -> None:
@@ -97,7 +103,7 @@ def test_death_at_any_system_call_of_a_commit_leaves_the_old_or_the_new_newest(
     def commit_10(store: LocalStore, attempt: int = 1) -> None:
         commit(run_log(store), stage(store, step=10, attempt=attempt))
 
-    for store in deaths(tmp_path, commit_10, before=lambda store: run_with_commits(store, 5), after=after):
+    for store in deaths(tmp_path, commit_10, before=lambda store: laid_out(store, 5), after=after):
         newest = check_invariants(store, {old}).newest_committed
         assert newest is not None
         seen.append(newest.committed.step)

@@ -15,7 +15,7 @@ import pytest
 from cairn.storage.errors import NotDurable, StorageError, StoreUnavailable
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import RetryPolicy
-from tests.storage.builders import check_invariants, claim, commit, no_sleep, run_log, run_with_commits, stage
+from tests.storage.builders import check_invariants, claim, commit, laid_out, no_sleep, run_log, stage
 from tests.storage.store_operations import OPERATIONS
 
 pytestmark = pytest.mark.linux  # /proc gives the path of a file descriptor
@@ -142,7 +142,7 @@ def test_a_failed_fsync_anywhere_in_a_commit_acknowledges_nothing_that_may_be_lo
     outcomes = list[bool]()
     for at in count():
         store = LocalStore(tmp_path / str(at))
-        acknowledged = {record.committed.prefix for record in run_with_commits(store, 5).state.readable}
+        acknowledged = {record.committed.prefix for record in laid_out(store, 5).state.readable}
         with pytest.MonkeyPatch.context() as patch:
             disk = FailingDisk(patch, at)
             with suppress(StorageError):
@@ -185,7 +185,7 @@ def test_a_commit_one_of_whose_system_calls_fails_loses_nothing_acknowledged(
 ) -> None:
     for at in count():
         store = LocalStore(tmp_path / str(at))
-        acknowledged = {record.committed.prefix for record in run_with_commits(store, 5).state.readable}
+        acknowledged = {record.committed.prefix for record in laid_out(store, 5).state.readable}
         with pytest.MonkeyPatch.context() as patch:
             errors = fail_once(patch, names, at)
             with suppress(StorageError):

@@ -29,7 +29,7 @@ from tests.text.shakespeare import TINY_SHAKESPEARE
 
 pytestmark = pytest.mark.xdist_group("long-history")  # its run is made once for all its tests
 
-COMMITS, FOLD_EVERY, PART = 1_000, 32, 16
+COMMITS, FOLD_EVERY, PART = 400, 32, 16
 PARTS = f"runs/{RUN}/fold/"
 
 

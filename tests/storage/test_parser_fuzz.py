@@ -1,7 +1,7 @@
 """Every parser of stored bytes, fuzzed: an `IntegrityError` that says where, or a value that survives its own codec.
 
 Never another exception, whatever the bytes: arbitrary ones, arbitrary JSON, and real documents changed a little. The
-default suite tries a hundred of each, `make test-slow` five thousand.
+default suite tries fifty of each, `make test-slow` five thousand.
 """
 
 import json
@@ -158,7 +158,7 @@ def fuzz(name: str, how: str, examples: int) -> None:
 @every_parser
 @pytest.mark.parametrize("how", TRIES)
 def test_a_parser_refuses_by_name_or_reads_what_it_could_write(name: str, how: str) -> None:
-    fuzz(name, how, 100)
+    fuzz(name, how, 50)
 
 
 @pytest.mark.slow

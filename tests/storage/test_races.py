@@ -15,7 +15,7 @@ from tests.processes.waiting import patience_seconds
 from tests.storage.builders import check_invariants, entry_log, newest_entry, open_run, run_log
 
 THREADS = 32
-ROUNDS, WRITERS = 8, 8
+ROUNDS, WRITERS = 4, 8
 
 
 def at_once(number: int, work: Callable[[int], object]) -> list[object]:

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from cairn.storage.logs.log_entry import Entry, Writer
 from cairn.storage.logs.run_entries import CheckpointQuarantined, RunFinished
@@ -34,56 +35,47 @@ BODIES = st.one_of(
 )
 
 
-@st.composite
-def logs(draw: st.DrawFn) -> list[Entry]:
-    """A log in any order at all, honest or not."""
-    bodies = draw(st.lists(st.tuples(BODIES, st.none() | ATTEMPTS), max_size=14))
-    return [entry(body, attempt=attempt, seq=seq) for seq, (body, attempt) in enumerate(bodies)]
+class Log(RuleBasedStateMachine):
+    """A log in any order at all, honest or not, whose entries are folded one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries, self.before, self.after = list[Entry](), fold([]), fold([])
+
+    @rule(body=BODIES, attempt=st.none() | ATTEMPTS)
+    def append(self, body: object, attempt: int | None) -> None:
+        self.entries.append(entry(body, attempt=attempt, seq=len(self.entries)))
+        self.before, unfolded = self.after, repr(self.after)
+        self.after = fold(self.entries[-1:], self.before)
+        assert repr(self.before) == unfolded, "folding changes no earlier state"
+
+    @invariant()
+    def folding_goes_on_where_it_stopped(self) -> None:
+        assert self.after == fold(self.entries)
+
+    @invariant()
+    def attempt_numbers_rise_by_one(self) -> None:
+        numbers = [record.started.attempt for record in self.after.attempts]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+    @invariant()
+    def only_the_latest_attempt_is_open(self) -> None:
+        assert all(record.ended is not None for record in self.after.attempts[:-1])
+
+    @invariant()
+    def every_commit_was_written_by_the_owner_of_its_moment(self) -> None:
+        if len(self.after.checkpoints) > len(self.before.checkpoints):
+            assert self.before.open_attempt is not None
+            assert self.entries[-1].writer.attempt == self.before.open_attempt.started.attempt
+
+    @invariant()
+    def no_checkpoint_is_forgotten(self) -> None:
+        known, found = ([record.committed for record in state.checkpoints] for state in (self.before, self.after))
+        assert found[: len(known)] == known
 
 
-@given(logs(), st.integers(0, 14))
-def test_folding_in_two_parts_equals_folding_at_once(entries: list[Entry], cut: int) -> None:
-    assert fold(entries[cut:], fold(entries[:cut])) == fold(entries)
-
-
-@given(logs())
-def test_folding_twice_gives_the_same_state(entries: list[Entry]) -> None:
-    assert fold(entries) == fold(list(entries))
-
-
-@given(logs())
-def test_folding_changes_no_earlier_state(entries: list[Entry]) -> None:
-    half = fold(entries[: len(entries) // 2])
-    before = repr(half)
-    fold(entries, half)
-    assert repr(half) == before
-
-
-@given(logs())
-def test_attempt_numbers_rise_by_one_whatever_is_in_the_log(entries: list[Entry]) -> None:
-    numbers = [record.started.attempt for record in fold(entries).attempts]
-    assert numbers == list(range(1, len(numbers) + 1))
-
-
-@given(logs())
-def test_only_the_latest_attempt_is_ever_open(entries: list[Entry]) -> None:
-    assert all(record.ended is not None for record in fold(entries).attempts[:-1])
-
-
-@given(logs())
-def test_every_commit_was_written_by_the_owner_of_its_moment(entries: list[Entry]) -> None:
-    for at, written in enumerate(entries):
-        before, after = fold(entries[:at]), fold(entries[: at + 1])
-        if len(after.checkpoints) > len(before.checkpoints):
-            assert before.open_attempt is not None
-            assert written.writer.attempt == before.open_attempt.started.attempt
-
-
-@given(logs())
-def test_a_checkpoint_is_never_forgotten(entries: list[Entry]) -> None:
-    for at in range(len(entries)):
-        before = [record.committed for record in fold(entries[:at]).checkpoints]
-        assert [record.committed for record in fold(entries).checkpoints][: len(before)] == before
+def test_no_log_breaks_what_the_fold_promises() -> None:
+    run_state_machine_as_test(Log, settings=settings(max_examples=50, stateful_step_count=15))  # type: ignore[no-untyped-call]
 
 
 def test_a_quarantined_checkpoint_is_skipped_and_the_one_before_is_newest() -> None:

@@ -102,7 +102,7 @@ def test_damage_is_told_with_object_tensor_and_bytes(big: tuple[CountedStore, St
         load_checkpoint(store, reference, read_policy=ONE_READ)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_any_range_of_a_tensor_is_read_as_it_was_written(
     staged_big: tuple[CountedStore, StagedCheckpoint], data: st.DataObject

@@ -2,6 +2,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,16 +12,20 @@ import pytest
 from cairn.storage.errors import StoreUnavailable
 from cairn.storage.logs.run_state import AttemptRecord
 from cairn.storage.logs.step_log import (
+    Heartbeat,
     StepLog,
     StepRecord,
     StepSample,
     StepTail,
+    heartbeat_key,
+    read_heartbeat,
     read_last_record,
     read_newest_records,
     read_step_records,
     records_of,
     step_log_bytes,
     step_log_key,
+    write_heartbeat,
 )
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
@@ -260,3 +265,37 @@ def test_the_newest_records_are_read_without_the_many_before_them(store: ObjectS
     found = steps(read_newest_records(store, RUN, 1))
     assert found == list(range(found[0], 9_000)) and 200 < len(found) < 5_000
     assert read_last_record(store, RUN, 1) == record(8_999)
+
+
+BEAT = Heartbeat(attempt=1, beat=3, step=7, train_loss=2.5, tokens=70, gpu_seconds=1.5)
+
+
+def test_a_heartbeat_reads_back_as_written_last(store: ObjectStore) -> None:
+    write_heartbeat(store, "runs/r1", Heartbeat(attempt=1, beat=2, step=6, train_loss=None, tokens=60, gpu_seconds=1))
+    write_heartbeat(store, "runs/r1", BEAT)
+    assert read_heartbeat(store, "runs/r1", 1) == BEAT
+
+
+def test_attempts_have_heartbeats_of_their_own(store: ObjectStore) -> None:
+    write_heartbeat(store, "runs/r1", BEAT)
+    assert read_heartbeat(store, "runs/r1", 2) is None
+
+
+def test_the_heartbeat_of_another_runs_attempt_of_this_number_counts_as_none(store: ObjectStore) -> None:
+    write_heartbeat(store, "runs/r1", replace(BEAT, claim_id="theirs"))
+    assert read_heartbeat(store, "runs/r1", 1, "ours") is None
+    assert read_heartbeat(store, "runs/r1", 1, "theirs") is not None
+
+
+def test_a_heartbeat_that_cannot_be_read_counts_as_none(store: ObjectStore) -> None:
+    store.write(heartbeat_key("runs/r1", 1), b'{"attempt": ')
+    assert read_heartbeat(store, "runs/r1", 1) is None
+
+
+def test_a_loss_that_is_not_a_number_does_not_stop_the_heart(store: ObjectStore) -> None:
+    write_heartbeat(
+        store, "runs/r1", Heartbeat(attempt=1, beat=1, step=1, train_loss=float("nan"), tokens=1, gpu_seconds=1.0)
+    )
+    beat = read_heartbeat(store, "runs/r1", 1)
+    assert beat is not None
+    assert beat.train_loss is None

@@ -431,7 +431,7 @@ def test_a_sweep_that_fails_anywhere_and_is_run_again_ends_where_one_that_did_no
 def test_two_deaths_in_a_row_leave_a_sweep_that_completes() -> None:
     base = MemoryStore("base")
     run_with_commits(base, 10, 20, 30)
-    for first, _ in cases(base, Fault.DEATH_AFTER, share=share_of(8)):
+    for first, _ in cases(base, Fault.DEATH_AFTER, share=share_of(16)):
         for second, _ in cases(first, Fault.DEATH_BEFORE):
             swept(second)
             assert states(check_invariants(second, set()))[10] == "deleted"
