@@ -32,9 +32,9 @@ HERE = Path(__file__).parent
 NEEDS_NO_SERVER = HERE / "protocol" / "test_enumeration.py"
 LONG = frozenset(
     {
-        HERE / "cairn" / "test_real_commands.py",
+        HERE / "cairn" / "cli" / "test_real_commands.py",
         HERE / "protocol" / "test_simulator.py",
-        HERE / "storage" / "test_sweep.py",
+        HERE / "storage" / "checkpoints" / "test_sweep.py",
         HERE / "wiring" / "test_configuration_keys.py",
         HERE / "wiring" / "test_flow.py",
     }

@@ -12,7 +12,7 @@ from tests.cairn.live_server import LiveServer, served
 from tests.fabricated_run import fabricate
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ten-thousand-runs")]
-# quick witnesses: test_live_page.py (pages, an answer made once), tests/reports/test_run_metrics.py (turns, sharing)
+# quick witnesses: test_live_page.py (pages, an answer made once), test_run_metrics.py (turns, sharing)
 RUNS, AT_ONCE, MOST_BYTES = 10_000, 200, 300e6
 
 

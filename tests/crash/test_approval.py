@@ -95,7 +95,7 @@ def test_a_notice_while_a_person_is_waited_for_ends_the_command_resumable(
     assert registry(trained, number.name).history == ()
 
 
-@pytest.mark.slow  # quick witness: `tests/tasks/test_evaluation_run.py`, an interrupted one leaves nothing on record
+@pytest.mark.slow  # quick witness: `test_evaluation_run.py`, an interrupted one leaves nothing on record
 def test_a_notice_during_the_last_evaluation_leaves_no_traceback_in_the_log(command: Command, api_url: str) -> None:
     process = command.start(CAIRN_FAULTS="pause-evaluator@1", **LOGGED)
     command.wait_for_fault("pause-evaluator@1", process)

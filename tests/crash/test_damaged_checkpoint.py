@@ -22,7 +22,7 @@ from tests.reports.webhook import serving_hook
 SETTINGS = ("--set", "training.steps=15", "--set", "budgets.storage.backoff_seconds=0.1")
 
 
-# quicker: tests/storage/test_resume_point.py, "quarantine-and-resume" in tests/protocol, and test_rank_resume.py
+# quicker: test_resume_point.py, "quarantine-and-resume" in tests/protocol, and test_rank_resume.py
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "writer", "architecture"),

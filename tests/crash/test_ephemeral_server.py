@@ -63,7 +63,7 @@ def test_a_run_whose_server_is_killed_trains_to_its_end_and_says_once_that_the_p
     assert "ERROR" not in alone.output()
 
 
-@pytest.mark.slow  # quick witness: tests/flows/test_session_server.py
+@pytest.mark.slow  # quick witness: tests/flows/orchestrator/test_session_server.py
 def test_a_second_command_uses_the_server_of_the_first_and_keeps_it_alive_when_that_has_ended(alone: Command) -> None:
     first = alone.train_until(12)
     (server,) = servers_of(first)

@@ -1,6 +1,6 @@
 """Durable system calls of a whole run that fail, one after the other: flow, trainer and evaluator under strace.
 
-The quick witness is `tests/storage/test_local_store_fsync.py`.
+The quick witness is `tests/storage/stores/test_local_store_fsync.py`.
 """
 
 import re

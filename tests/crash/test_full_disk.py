@@ -1,6 +1,6 @@
 """Real runs on a real disk, a tmpfs, that is full: they wait for a sweep, or end as storage, and go on once it is not.
 
-The quick witnesses are `tests/storage/test_full_store.py` and `tests/wiring/test_short_room.py`.
+The quick witnesses are `tests/storage/stores/test_full_store.py` and `tests/wiring/test_short_room.py`.
 """
 
 import shutil

@@ -102,7 +102,7 @@ def test_an_oom_leaves_the_bits_of_a_run_that_nobody_touched(
     assert command.state_sha256() == undisturbed_sha256
 
 
-@pytest.mark.slow  # its quicker witness is in tests/tasks/test_budgets.py
+@pytest.mark.slow  # its quicker witness is in tests/tasks/policy/test_budgets.py
 def test_further_ooms_halve_the_micro_batch_for_this_and_every_later_attempt(tmp_path: Path, api_url: str) -> None:
     command = faulty(tmp_path, api_url, "oom@8,oom@18,oom@28,kill@38")
     command.train()

@@ -54,7 +54,7 @@ def test_what_was_trained_before_its_server_answered_is_shown_and_the_receipt_na
     assert shown[0].startswith("tokenize-and-split") and shown[1].startswith("train-segment 0-")
 
 
-@pytest.mark.slow  # quick witnesses: the test above for the attempt, tests/tasks/test_failures.py for the signals
+@pytest.mark.slow  # quick witnesses: the test above for the attempt, test_failures.py for the signals
 @pytest.mark.parametrize(
     ("number", "code", "reason"), [(signal.SIGTERM, 75, "preempted"), (signal.SIGINT, 130, "cancelled")]
 )

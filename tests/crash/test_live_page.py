@@ -108,7 +108,7 @@ def wait_for_step(page: "Page", step: int) -> None:
     wait_until(lambda: page.evaluate(shown) >= step, f"step {step} on the plot")
 
 
-@pytest.mark.slow  # quick witness: tests/cairn/test_live_page.py
+@pytest.mark.slow  # quick witness: tests/cairn/ui/test_live_page.py
 @pytest.mark.timeout(1200)
 def test_a_run_that_is_killed_while_it_is_looked_at_is_shown_to_its_end_and_has_the_same_bits(
     command: Command, live: LivePage, page: "Page", undisturbed_sha256: str
@@ -137,7 +137,7 @@ def test_a_run_that_is_killed_while_it_is_looked_at_is_shown_to_its_end_and_has_
     assert command.state_sha256() == undisturbed_sha256
 
 
-@pytest.mark.slow  # quick witness: tests/cairn/test_live_page.py
+@pytest.mark.slow  # quick witness: tests/cairn/ui/test_live_page.py
 @pytest.mark.timeout(600)
 def test_a_store_and_a_server_that_go_away_are_told_and_come_back_without_a_hand(
     command: Command, live: LivePage, page: "Page", undisturbed: Command
@@ -155,7 +155,7 @@ def test_a_store_and_a_server_that_go_away_are_told_and_come_back_without_a_hand
     page.get_by_text("cairn ui does not answer").wait_for(state="visible")
 
 
-@pytest.mark.slow  # quick witness: tests/cairn/test_live_page.py
+@pytest.mark.slow  # quick witness: tests/cairn/ui/test_live_page.py
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("width", [390, 800, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -31,7 +31,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.slow  # quick witnesses: tests/model/test_fused_block.py and tests/crash/test_kill_anywhere.py
+@pytest.mark.slow  # quick witnesses: tests/model/kernels/test_fused_block.py and tests/crash/test_kill_anywhere.py
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("kernels", ["fused", "stock"])
@@ -48,7 +48,7 @@ def test_killed_twice_a_run_ends_in_the_bits_of_its_steps_trained_in_one_go(
     assert len(command.state().attempts) == len(KILLED_AT) + 1
 
 
-@pytest.mark.slow  # quick witness: tests/flows/test_training_request.py
+@pytest.mark.slow  # quick witness: tests/flows/preparation/test_training_request.py
 def test_a_run_left_to_cairn_has_its_arithmetic_in_its_log_and_refuses_another(command: Command) -> None:
     command.train("--set", "training.steps=5")
     assert "auto" not in frozen_mode(command)

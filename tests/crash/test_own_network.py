@@ -12,7 +12,9 @@ from tests.networks.own_files import layers, nanogpt
 ALLOWED = ",".join(sha256(data).hexdigest() for data in nanogpt().values())
 SHORT = ("--set", "training.steps=24", "--set", "evaluation.every_commits=100", "--set", "training.micro_batch=2")
 
-pytestmark = pytest.mark.slow  # quick: tests/model/test_own_network.py, tests/security/test_network_of_a_log.py
+pytestmark = (
+    pytest.mark.slow
+)  # quick: tests/model/architectures/test_own_network.py, tests/security/test_network_of_a_log.py
 
 
 def own(folder: Path, api_url: str, files: dict[str, bytes], module: str) -> Command:

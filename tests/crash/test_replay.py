@@ -1,4 +1,4 @@
-"""`cairn replay` on runs of the real command; of one that nobody touched: tests/cairn/test_replay_command.py."""
+"""`cairn replay` on runs of the real command; of one that nobody touched: test_replay_command.py."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ def test_every_segment_of_the_run_that_met_every_fault_is_equal(scarred: Command
     assert {(10, 12), (12, 15)} <= {(first, last) for first, last, _ in found}, "it was preempted after step 12"
 
 
-@pytest.mark.slow  # its quicker witness is in tests/cairn/test_replay_command.py
+@pytest.mark.slow  # its quicker witness is in tests/cairn/operations/test_replay_command.py
 def test_a_run_in_which_a_bit_was_flipped_ends_well_and_its_replay_says_where(tmp_path: Path, api_url: str) -> None:
     command = Command(tmp_path, api_url, environment={"CAIRN_FAULTS": "sdc@22"})
     command.train("--set", "training.steps=30")
@@ -36,7 +36,7 @@ def test_a_run_in_which_a_bit_was_flipped_ends_well_and_its_replay_says_where(tm
     assert [segment for segment in found if segment[2] != "equal"] == [(20, 25, "different")]
 
 
-@pytest.mark.slow  # its quicker witnesses are in tests/cairn/test_replay_command.py
+@pytest.mark.slow  # its quicker witnesses are in tests/cairn/operations/test_replay_command.py
 @pytest.mark.parametrize("architecture", ["qwen3"])
 def test_a_run_that_was_killed_on_two_processes_is_computed_again_by_one(command: Command, tmp_path: Path) -> None:
     settings = ("--set", "training.steps=20", "--set", "training.processes=2", "--set", "training.micro_batch=2")

@@ -26,7 +26,7 @@ def assert_goes_on(remote: Command, proxy: FaultProxy, undisturbed_sha256: str) 
     assert remote.state_sha256() == undisturbed_sha256
 
 
-@pytest.mark.slow  # quick witnesses: tests/tasks/test_error_kind.py and test_staging_buffer.py
+@pytest.mark.slow  # quick witnesses: tests/tasks/policy/test_error_kind.py and test_staging_buffer.py
 def test_a_permission_revoked_during_staging_ends_the_attempt_with_a_receipt_and_the_run_goes_on_once_it_is_back(
     remote: Command, proxy: FaultProxy, undisturbed_sha256: str
 ) -> None:

@@ -76,7 +76,7 @@ def greatest_difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-@pytest.mark.slow  # quick: tests/model/test_same_bits_on_any_number_of_processes.py, tests/tasks/test_rank_resume.py
+@pytest.mark.slow  # quick: test_same_bits_on_any_number_of_processes.py, tests/tasks/trainer/test_rank_resume.py
 @of_qwen3
 def test_a_run_killed_on_two_processes_and_continued_by_one_ends_with_the_bits_of_one(command: Command) -> None:
     train_and_kill(command, 9, *by(2, *SHARED))

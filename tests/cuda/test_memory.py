@@ -10,7 +10,7 @@ from tests.cuda import fake_cuda
 from tests.cuda.traces import Trace, traced
 
 pytestmark = [
-    pytest.mark.slow,  # beside: tests/model/test_size_estimate.py
+    pytest.mark.slow,  # beside: tests/model/estimates/test_size_estimate.py
     pytest.mark.skipif(fake_cuda.missing() is not None, reason=f"no fake GPU: {fake_cuda.missing()}"),
 ]
 QWEN3 = {"architecture": "qwen3", "n_kv_head": 4}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Request
 
 pytestmark = [pytest.mark.linux, pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("up")]
-# Quick witnesses: test_deployment_forms.py beside this file, tests/flows/test_overview_page.py and test_flow_end.py.
+# Quick witnesses: test_deployment_forms.py beside this file, test_overview_page.py and test_flow_end.py.
 Take = Callable[..., None]
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED", "PAUSED"}
 FAILURES = {"spent, attempt 1": "budget-exhausted", "mistyped": "invalid-configuration", "changed": "config-drift"}

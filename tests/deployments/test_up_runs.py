@@ -71,7 +71,7 @@ def shown(up: StartedUp) -> dict[str, str]:
     return {item["parameters"]["run_id"]: item["state_name"] for item in up.flow_runs("train-gpt")}
 
 
-# Quick witness: test_a_temporary_server_ends_when_make_up_asks_for_its_home in tests/flows/test_session_server.py.
+# Quick witness: test_a_temporary_server_ends_when_make_up_asks_for_its_home in test_session_server.py.
 def test_it_shows_what_was_trained_before_and_a_run_under_way_goes_on(tmp_path: Path) -> None:
     copy_untouched_database(tmp_path)
     command = Command(tmp_path, "")

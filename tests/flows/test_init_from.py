@@ -101,7 +101,7 @@ def test_a_configuration_without_the_network_s_keys_goes_on_without_the_director
     assert {key: state.opened.config["model"][key] for key in resolved} == resolved
 
 
-@pytest.mark.slow  # quick: tests/tasks/test_adapters.py, tests/model/test_same_bits_on_any_number_of_processes.py
+@pytest.mark.slow  # quick: test_adapters.py, tests/model/test_same_bits_on_any_number_of_processes.py
 def test_adapters_killed_on_two_processes_end_in_the_bits_of_one_are_computed_again_and_are_forked(
     cairn_process: Cairn, exported: Path, store: LocalStore
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.file_ceilings import ceiling_of, too_dear
 
-FILE = "tests/cairn/test_help.py"
+FILE = "tests/cairn/cli/test_help.py"
 SESSION = """
 import pytest, sys
 from tests import file_ceilings

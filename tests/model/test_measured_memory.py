@@ -19,7 +19,7 @@ def estimated_bytes(case: MemoryCase, runtime_bytes: int) -> int:
     return case.estimate.total_bytes - case.estimate.runtime_bytes + runtime_bytes
 
 
-@pytest.mark.slow  # quick witness of the sums: tests/model/test_size_estimate.py
+@pytest.mark.slow  # quick witness of the sums: tests/model/estimates/test_size_estimate.py
 def test_a_small_trainer_takes_what_is_estimated(runtime_bytes: int) -> None:
     case = CASES["small fp32 fused 32"]
     assert estimated_bytes(case, runtime_bytes) == pytest.approx(measure(case, threads=1).peak_bytes, rel=WITHIN)

@@ -1,6 +1,6 @@
 """Snapshots in object storage, read through the cache by processes that know nothing of each other.
 
-What damage does is in tests/storage/test_data_snapshot.py and test_snapshot_verification.py, on stores without files.
+What damage does is in test_data_snapshot.py and test_snapshot_verification.py, on stores without files.
 """
 
 import os

@@ -13,7 +13,7 @@ from tests.crash.training_command import Command
 from tests.crash.victims import descendants_with
 from tests.processes.waiting import patience_seconds
 
-pytestmark = [pytest.mark.linux, pytest.mark.slow]  # quick witness: tests/flows/test_session_server.py
+pytestmark = [pytest.mark.linux, pytest.mark.slow]  # quick witness: tests/flows/orchestrator/test_session_server.py
 CANCELLING = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
 
 

@@ -1,6 +1,6 @@
 """What stands in front of Prefect's server: which Host it lets through, who gets work, and the password of `make up`.
 
-No server starts. Where the password lies: tests/flows/test_session_server.py, for the file of a temporary server.
+No server starts. Where the password lies: test_session_server.py, for the file of a temporary server.
 """
 
 import os

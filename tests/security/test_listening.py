@@ -39,7 +39,7 @@ def test_ranks_of_one_machine_meet_in_a_folder_that_only_this_user_may_enter() -
     assert not folder.exists()
 
 
-@pytest.mark.slow  # quick witnesses: the test above, and tests/flows/test_session_server.py
+@pytest.mark.slow  # quick witnesses: the test above, and tests/flows/orchestrator/test_session_server.py
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_listens_where_nobody_else_can_use_it(command_with_own_server: Command, processes: int) -> None:
     with trained(command_with_own_server, "--set", f"training.processes={processes}") as process:

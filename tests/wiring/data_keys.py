@@ -113,7 +113,7 @@ def which_tokens_the_loss_counts(bench: Bench) -> None:
 
 @acts("data.weights", "data.stages", "data.stages.step", "data.stages.weights")
 def how_much_of_each_source_is_drawn(bench: Bench) -> None:
-    """The trainer is sent weights and stages; what it draws by them tests/tasks/test_weighted_training.py sees."""
+    """The trainer is sent weights and stages; what it draws by them test_weighted_training.py sees."""
     for name in "ab":
         (bench.flow.folder / f"{name}.txt").write_text(TEXT)
     stages = "data.stages=[{step=2,weights=[1,4]}]"

@@ -220,7 +220,7 @@ def end_with(run: ActiveRun, evidence: Evidence, started: AttemptStarted | None 
 def answer_for_evaluators(patch: pytest.MonkeyPatch, world: FlowWorld) -> None:
     """Take the evaluator's process, waits and the store's probe out of the chain; its work folder is the world's cache.
 
-    The probe (`tests/storage/test_store_probe.py`) takes half of the time in which a run is opened.
+    The probe (`tests/storage/stores/test_store_probe.py`) takes half of the time in which a run is opened.
     """
 
     def note_wait(run: ActiveRun, seconds: float) -> None:

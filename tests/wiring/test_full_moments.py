@@ -1,6 +1,6 @@
 """A disk that is full at each of many moments of a run: it ends as storage, and once there is room with the same bits.
 
-Real commands: tests/crash/test_full_disk.py; each write of a checkpoint: tests/storage/test_full_store.py.
+Real commands: tests/crash/test_full_disk.py; each write of a checkpoint: tests/storage/stores/test_full_store.py.
 """
 
 import os

@@ -34,7 +34,9 @@ seen_by(f"{TRAINER}::test_the_probe_measures_held_out_text_and_not_the_train_spl
 seen_by(
     "tests/security/test_network_of_a_log.py::test_a_machine_that_allows_it_samples_exports_and_replays", "code.allow"
 )
-seen_by("tests/tasks/test_initial_weights.py::test_step_0_has_exactly_the_exported_weights", "training.init_from")
+seen_by(
+    "tests/tasks/trainer/test_initial_weights.py::test_step_0_has_exactly_the_exported_weights", "training.init_from"
+)
 
 
 @acts("model.n_layer", "model.n_embd", "model.block_size", "model.bias")

@@ -1,7 +1,7 @@
 """Makes the losses by window of runs that differ in their seed alone: `python -m tests.programs.benchmarks.equal_runs`.
 
 The recipe is the quickstart's, smaller: 300 steps of Muon on 70,000 bytes of text, 5 s a run on an idle core. They are
-committed, because 40 runs are too many for a test (`tests/tasks/test_equal_runs.py`).
+committed, because 40 runs are too many for a test (`tests/tasks/checkpoints/test_equal_runs.py`).
 """
 
 import argparse

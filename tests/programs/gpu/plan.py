@@ -65,9 +65,13 @@ def _tests(wanted: Wanted) -> list[Step]:
         "-W",
         "ignore",
     ]
-    files = ["tests/model/test_on_cuda.py", "tests/model/test_train_state.py", "tests/tasks/test_on_cuda.py"]
-    files += ["tests/tasks/test_failures.py"]
-    memory = ["tests/model/test_memory_on_cuda.py"]
+    files = [
+        "tests/model/training/test_on_cuda.py",
+        "tests/model/training/test_train_state.py",
+        "tests/tasks/machine/test_on_cuda.py",
+    ]
+    files += ["tests/tasks/policy/test_failures.py"]
+    memory = ["tests/model/estimates/test_memory_on_cuda.py"]
     chosen = {} if wanted.device == "cuda" else {"CAIRN_TEST_DEVICE": wanted.device}
     return [
         _step("a", "machine", 60, "tests.programs.gpu.machine", "--device", wanted.device),

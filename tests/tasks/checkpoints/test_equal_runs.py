@@ -18,7 +18,7 @@ from cairn.tasks.checkpoints.promotion import PromotionRules, decide_promotion
 from cairn.tasks.configuration.settings import PromotionConfig
 from tests.entries import evaluated
 from tests.programs.benchmarks.equal_runs import BLOCK, read_losses
-from tests.tasks.promotion_records import candidate, holding, promoted
+from tests.tasks.checkpoints.promotion_records import candidate, holding, promoted
 
 RUNS, RIVALS = 40, 10
 DEFAULT = PromotionConfig().min_improvement

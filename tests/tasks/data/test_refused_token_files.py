@@ -23,7 +23,7 @@ from safetensors.numpy import save
 
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.token_files import inspect_token_file
-from tests.tasks.token_file_bytes import llm_c, megatron_index, npy
+from tests.tasks.data.token_file_bytes import llm_c, megatron_index, npy
 
 TOKENS = np.arange(1000, dtype="<u2")
 RAW = TOKENS.tobytes()

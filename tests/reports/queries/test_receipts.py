@@ -1,4 +1,4 @@
-"""What receipts, checkpoints, evaluations and a status say; their fields: tests/cairn/test_help.py."""
+"""What receipts, checkpoints, evaluations and a status say; their fields: tests/cairn/cli/test_help.py."""
 
 import json
 from dataclasses import replace

@@ -15,8 +15,8 @@ import pytest
 
 from cairn.tasks.errors import TaskError
 from cairn.tasks.machine.machine_speed import may_have_cuda
+from tests.cairn.cli.command_lines import CODES, READING, TRAINING, WITHOUT_CUDA
 from tests.cairn.command_folder import furnish
-from tests.cairn.command_lines import CODES, READING, TRAINING, WITHOUT_CUDA
 from tests.commands import Ended, chosen_folders, run_here
 from tests.file_ceilings import slowness
 

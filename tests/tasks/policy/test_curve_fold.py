@@ -23,7 +23,7 @@ from tests.full_amount import FULL
 from tests.tasks.long_run import LongRun, step_record
 
 FOLDED_STEPS = 4_000
-"""A fifth of the product's, and so is the work; `tests/tasks/million_steps.py` folds at its own height."""
+"""A fifth of the product's, and so is the work; `tests/tasks/policy/million_steps.py` folds at its own height."""
 COUNT, UNIFORM = 5 * FOLDED_STEPS // 2, math.log(257)
 Floats = np.ndarray
 
@@ -122,7 +122,7 @@ def test_a_verdict_reads_only_the_steps_since_the_one_before() -> None:
 
 @pytest.mark.slow
 def test_a_million_steps_are_followed_in_300_megabytes_and_no_commit_reads_more_than_another() -> None:
-    command = (sys.executable, "-m", "tests.tasks.million_steps", "1000000", "100")
+    command = (sys.executable, "-m", "tests.tasks.policy.million_steps", "1000000", "100")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     commits = [json.loads(line) for line in done.stdout.splitlines()]
     assert [commit["steps"] for commit in commits] == list(range(10_000, 1_000_001, 10_000))

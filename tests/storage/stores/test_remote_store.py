@@ -23,7 +23,7 @@ from tests.storage.store_operations import OPERATIONS
 
 SMALL_PART_BYTES = 5 * 1024 * 1024
 SMALL_READ_BYTES = 512 * 1024
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(params=["s3", CEPH])

@@ -24,7 +24,7 @@ from tests.entries import started, writer
 
 pytestmark = pytest.mark.linux
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JUDGE = (
     "import sys; from cairn.storage.logs.run_entries import Placement\n"
     "from cairn.storage.stores.codec import decode\n"
@@ -64,7 +64,10 @@ def owned_elsewhere(unshare: partial[list[str]], tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.mktemp("owned")
     command = [*unshare("--pid", "--fork", "--mount-proc", "--kill-child"), sys.executable]
     owner = subprocess.Popen(
-        [*command, "-m", "tests.tasks.beating_owner", folder], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [*command, "-m", "tests.tasks.attempt.beating_owner", folder],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     with owner:
         assert owner.stdout is not None and owner.stdout.readline() == b"ready\n"

@@ -7,7 +7,7 @@ import pytest
 
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.token_files import TokenFileFormat, inspect_token_file, write_token_files
-from tests.tasks.token_file_bytes import llm_c, megatron_index, npy
+from tests.tasks.data.token_file_bytes import llm_c, megatron_index, npy
 
 TOKENS = np.arange(1000, dtype=np.uint16)
 SHARDS = (TOKENS[:300], TOKENS[300:301], TOKENS[301:])

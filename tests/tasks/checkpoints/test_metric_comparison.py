@@ -15,7 +15,7 @@ from cairn.storage.logs.window_losses import WindowLosses
 from cairn.tasks.checkpoints.metric_comparison import BLOCKS, paired_error
 from cairn.tasks.checkpoints.promotion import PromotionRules, decide_promotion
 from cairn.tasks.configuration.settings import MetricGate
-from tests.tasks.promotion_records import PRIMARY, candidate, evaluation, gate, holding, promoted
+from tests.tasks.checkpoints.promotion_records import PRIMARY, candidate, evaluation, gate, holding, promoted
 
 TRIVIA = SuiteReference(name="trivia", sha256="t")
 RULES = PromotionRules(required=(PRIMARY, TRIVIA))

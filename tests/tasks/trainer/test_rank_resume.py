@@ -79,7 +79,7 @@ def test_a_sharded_rank_that_copies_its_share_of_a_checkpoint_receives_no_more_t
         assert 0 < said["received"] <= state_bytes / 3
 
 
-@pytest.mark.slow  # quicker: the tests above, and tests/tasks/test_staging_buffer.py for the memory of one process
+@pytest.mark.slow  # quicker: the tests above, and test_staging_buffer.py for the memory of one process
 @pytest.mark.linux  # reads /proc
 @pytest.mark.parametrize(("size", "mode", "parts"), [(2, "fsdp", 2), (4, "fsdp", 4), (2, "ddp", 1)])
 def test_a_resume_takes_the_memory_of_a_ranks_part_and_half_a_gigabyte(

@@ -19,7 +19,7 @@ from cairn.tasks.checkpoints.promotion import (
     refuse_unreadable,
 )
 from tests.entries import NOON
-from tests.tasks.promotion_records import PRIMARY, candidate, evaluation, gate, holding, promoted
+from tests.tasks.checkpoints.promotion_records import PRIMARY, candidate, evaluation, gate, holding, promoted
 
 RULES = PromotionRules(required=(PRIMARY,), refuse_verdicts=("diverging", "stuck"))
 

@@ -1,7 +1,7 @@
 """Real runs of tiny networks on real text, and their curves in `real_curves.jsonl`.
 
-`python -m tests.tasks.real_runs FILE` trains them again, for minutes. `tutorial` and `tutorial-fork` are the step
-records of the two runs of docs/tutorial.md on the tests' text.
+`python -m tests.tasks.policy.real_runs FILE` trains them again, for minutes. `tutorial` and `tutorial-fork` are the
+step records of the two runs of docs/tutorial.md on the tests' text.
 """
 
 import argparse as harder

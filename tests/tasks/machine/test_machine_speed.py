@@ -189,7 +189,7 @@ def really(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MachineSp
     yield machine_speed(folder), folder
 
 
-@pytest.mark.slow  # seconds where half precision is emulated; quick witness: tests/model/test_numerics.py
+@pytest.mark.slow  # seconds where half precision is emulated; quick witness: tests/model/estimates/test_numerics.py
 def test_the_real_measurement_is_made_kept_and_read_again(really: tuple[MachineSpeed, Path]) -> None:
     speed, folder = really
     assert speed.cpu_half_gain > 0 and kept(folder).stat().st_size > 0

@@ -16,7 +16,7 @@ from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
 from cairn.tasks.data.token_files import TokenFileFormat
 from cairn.tasks.data.token_import import TokenFiles, export_tokens, import_tokens, numbered_vocabulary
-from tests.tasks.token_file_bytes import llm_c, megatron_index, npy
+from tests.tasks.data.token_file_bytes import llm_c, megatron_index, npy
 
 pytestmark = pytest.mark.usefixtures("forked_parsers")
 

@@ -13,10 +13,10 @@ import pytest
 
 from cairn.storage.logs.run_entries import CurveVerdict
 from cairn.tasks.policy.curve_verdict import VerdictKind, judge
-from tests.tasks.real_runs import RUNS, StoredRun, stored_runs
-from tests.tasks.synthetic_curves import FAMILIES, example
+from tests.tasks.policy.real_runs import RUNS, StoredRun, stored_runs
+from tests.tasks.policy.synthetic_curves import FAMILIES, example
 
-PAGE = Path(__file__).parents[2] / "docs/decisions/13-evaluation.md"
+PAGE = Path(__file__).parents[3] / "docs/decisions/13-evaluation.md"
 STORED = {run.name: run for run in stored_runs()}
 
 
