@@ -30,6 +30,7 @@ class LiveServer:
     port: int = 0
     access: Access = field(default_factory=Access)
     now: float = 0.0
+    patience_seconds: float = field(default_factory=patience_seconds)
 
     def at(self, path: str) -> str:
         """Return an address for a browser."""
@@ -56,7 +57,7 @@ class LiveServer:
         self, path: str, *, method: str = "POST", body: bytes | None = None, **headers: str
     ) -> Iterator[http.client.HTTPResponse]:
         """Ask for a path from a page of the server itself; the block reads the answer and leaves."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patience_seconds())
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.patience_seconds)
         own = {"Host": f"127.0.0.1:{self.port}", "Origin": f"http://127.0.0.1:{self.port}", **self.credentials}
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         try:
