@@ -110,6 +110,7 @@ def test_a_run_is_started_from_another_shell_and_ends_completed(up: StartedUp) -
     [
         ("run_id=two words",),
         ('overrides=["training.steps"]',),
+        ('overrides=["model.n_heads=4"]',),
         ("config=7",),
         ("no_such_parameter=1",),
     ],
@@ -129,7 +130,7 @@ def test_a_bad_parameter_is_refused_before_there_is_a_flow_run(up: StartedUp, pa
     [
         (("config=quickstar",), "no quickstar.toml in deployments"),
         (("config=", "run_id=nobody"), "run 'nobody' is not in this store"),
-        (('overrides=["model.n_heads=4"]',), "model.n_heads"),
+        (('overrides=["training.warmup_steps=-1"]',), "training.warmup_steps"),
     ],
 )
 def test_what_no_schema_knows_is_a_failure_with_its_reason_and_one_line(
