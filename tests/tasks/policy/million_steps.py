@@ -1,7 +1,7 @@
 """Follows a run of a million steps as the command does beside training; prints what that took at each commit.
 
-`python -m tests.tasks.policy.million_steps STEPS COMMITS`: a JSON line a commit, with peak memory and what was read. Lines
-are made when they are read, so that neither a disk nor this process holds them.
+`python -m tests.tasks.policy.million_steps STEPS COMMITS`: a JSON line a commit, with peak memory and what was read.
+Lines are made when they are read, so that neither a disk nor this process holds them.
 """
 
 import json
