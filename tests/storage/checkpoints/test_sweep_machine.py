@@ -178,4 +178,4 @@ class SweptRun(RuleBasedStateMachine):
 
 
 def test_no_order_of_events_makes_a_sweep_take_what_is_needed_or_leave_what_is_not() -> None:
-    run_machine(SweptRun, examples=40, steps=10)
+    run_machine(SweptRun, examples=50, steps=10)

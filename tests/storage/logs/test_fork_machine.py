@@ -156,4 +156,4 @@ class Family(RuleBasedStateMachine):
 
 
 def test_no_order_of_events_takes_a_beginning_from_a_fork_that_needs_it() -> None:
-    run_machine(Family, examples=50, steps=15)
+    run_machine(Family, examples=45, steps=15)
