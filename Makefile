@@ -56,7 +56,8 @@ test: $(DEVELOPER)  ## the default test suite: offline, CPU
 	@$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-full: $(DEVELOPER)  ## all cases of the protocol and thousands of schedules, where `make test` tries a share
-	@CAIRN_TEST_FULL=1 $(BIN)/python -m pytest -n 2 tests/protocol tests/storage/checkpoints/test_sweep.py $(ARGS)
+	@CAIRN_TEST_FULL=1 $(BIN)/python -m pytest -n 2 tests/protocol tests/storage/checkpoints/test_sweep.py \
+		tests/storage/checkpoints/test_sweep_machine.py tests/storage/logs/test_fork_machine.py $(ARGS)
 
 test-slow: $(DEVELOPER)  ## the crash and chaos suites as well
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not s3 and not gpu" $(ARGS)

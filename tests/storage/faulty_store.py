@@ -5,6 +5,7 @@ tomorrow is covered without anybody remembering it. Deterministic: no clock, no 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -100,6 +101,17 @@ class FaultyStore:
         if number <= (self.at or 0) + FOLLOWING.get(self.fault, 0):
             raise slow_down()
         return operation(*args, **named)
+
+
+def die_at_a_deed(act: Callable[[Any], object], store: Any, copy: Any, fault: Fault, deed: int) -> FaultyStore:
+    """Act on a copy, then on the store as a process that dies at one of the changes that the act made to the copy."""
+    whole = FaultyStore(copy)
+    act(whole)
+    changes = [number for number, name in enumerate(whole.operations) if name in _CHANGES]
+    dying = FaultyStore(store, fault, changes[deed % len(changes)] if changes else None)
+    with suppress(Death):
+        act(dying)
+    return dying
 
 
 def on_its_way(operation: Callable[..., Any], args: tuple[Any, ...], named: Any = None) -> Callable[[], object]:
