@@ -22,14 +22,16 @@ from tests.s3.servers import CEPH, S3Server, s3_server
 
 __all__ = ["forked_parsers"]
 FOLDER = Path(__file__).parent
-OWN = frozenset(map(FOLDER.joinpath, ("test_object_store.py", "test_races.py", "test_store_probe.py")))
+OWN = frozenset(
+    FOLDER / room for room in ("stores/test_object_store.py", "logs/test_races.py", "stores/test_store_probe.py")
+)
 SHARES = ((("s3",), 6), (CLOUDS, 12))
 
 
 @pytest.hookimpl(tryfirst=True)  # before the cases that are marked slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what the default suite leaves to the slow part."""
-    shared = [item for item in items if item.path.parent == FOLDER and item.path not in OWN]
+    shared = [item for item in items if item.path.is_relative_to(FOLDER) and item.path not in OWN]
     for kinds, one_in in SHARES:
         for number, item in enumerate(item for item in shared if _store_of(item) in kinds):
             if number % share_of(one_in):
