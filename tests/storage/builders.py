@@ -147,6 +147,16 @@ def claim(log: RunLog) -> int:
     return log.append(lambda state: started(state.latest_attempt + 1), writer=writer()).latest_attempt
 
 
+STAGED_NAMES = (
+    "weights-00001-of-00002.safetensors",
+    "weights-00002-of-00002.safetensors",
+    "optimizer-00001-of-00001.safetensors",
+    "trainer.json",
+    "manifest.json",
+)
+"""The objects that `stage` writes."""
+
+
 def stage(store: ObjectStore, *, step: int, attempt: int, shard_bytes: int = 16) -> StagedCheckpoint:
     """Stage two weight shards, one optimizer shard, a trainer document and the manifest."""
     weights = (floats("a", step, 1, 2), floats("b", attempt, 3, 4))

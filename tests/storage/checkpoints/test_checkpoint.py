@@ -20,6 +20,7 @@ from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.object_store import PAGE_BYTES, ObjectStore
 from tests.memory_store import MemoryStore
 from tests.storage.builders import (
+    STAGED_NAMES,
     commit,
     floats,
     laid_out,
@@ -31,18 +32,10 @@ from tests.storage.builders import (
     trainer_document,
 )
 
-NAMES = (
-    "weights-00001-of-00002.safetensors",
-    "weights-00002-of-00002.safetensors",
-    "optimizer-00001-of-00001.safetensors",
-    "trainer.json",
-    "manifest.json",
-)
-
 
 def test_a_checkpoint_has_the_objects_the_architecture_names(store: ObjectStore) -> None:
     prefix = stage(store, step=5, attempt=1).prefix
-    assert store.keys(prefix) == sorted(f"{prefix}/{name}" for name in NAMES)
+    assert store.keys(prefix) == sorted(f"{prefix}/{name}" for name in STAGED_NAMES)
 
 
 def test_a_commit_repeated_after_an_unknown_outcome_appends_nothing(store: ObjectStore) -> None:
@@ -60,7 +53,7 @@ def test_a_staged_checkpoint_is_invisible_until_its_commit(store: ObjectStore) -
     assert [reference.step for reference in run_log(store).refresh().resume] == [5]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STAGED_NAMES)
 def test_a_staged_checkpoint_with_an_object_missing_is_not_committed(store: ObjectStore, name: str) -> None:
     log = laid_out(store, 5)
     staged = stage(store, step=10, attempt=1)

@@ -17,15 +17,7 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from tests.entries import writer
-from tests.storage.builders import check_invariants, fail_to_load, flip_bit, laid_out, no_sleep, run_log
-
-NAMES = (
-    "weights-00001-of-00002.safetensors",
-    "weights-00002-of-00002.safetensors",
-    "optimizer-00001-of-00001.safetensors",
-    "trainer.json",
-    "manifest.json",
-)
+from tests.storage.builders import STAGED_NAMES, check_invariants, fail_to_load, flip_bit, laid_out, no_sleep, run_log
 
 
 @dataclass
@@ -128,7 +120,7 @@ def test_a_start_reads_no_bytes_of_a_checkpoint_that_nobody_has_failed_to_load(s
 
 
 @pytest.mark.parametrize("damage", [flip_bit, lambda store, key: store.delete(key)], ids=["flipped-bit", "missing"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STAGED_NAMES)
 def test_damage_to_any_object_quarantines_the_newest_and_resumes_from_the_one_before(
     store: ObjectStore, name: str, damage: Callable[[ObjectStore, str], None]
 ) -> None:
@@ -143,7 +135,7 @@ def test_damage_to_any_object_quarantines_the_newest_and_resumes_from_the_one_be
     check_invariants(store, {found.prefix, newest})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STAGED_NAMES)
 def test_one_bad_read_of_any_object_condemns_nothing(store: ObjectStore, name: str) -> None:
     laid_out(store, 5, 10)
     found = start(TroubledReader(store, Sick(left=1, what=f"{prefix(store)}/{name}")))
