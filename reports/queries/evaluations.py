@@ -55,8 +55,7 @@ def list_held_out(state: run_state.RunState) -> tuple[HeldOutPoint, ...]:
             val_loss=it.metrics[VAL_LOSS],
             manifest_sha256=it.manifest_sha256,
         )
-        for it in state.surviving_evaluations(max(reversed(suites), key=suites.count, default=""))
-        if VAL_LOSS in it.metrics
+        for it in state.surviving_evaluations(max(reversed(suites), key=suites.count, default=""), VAL_LOSS)
     )
 
 
@@ -147,7 +146,7 @@ def diagnose_run(log: run_log.RunLog) -> Diagnosis:
 
     suite_sha256 = curve_suite(log.state)
     curve = CurveReader(log.store, log.prefix).read(log.state, suite_sha256=suite_sha256)
-    measured = (item for item in log.state.surviving_evaluations(suite_sha256) if VAL_LOSS in item.metrics)
+    measured = log.state.surviving_evaluations(suite_sha256, VAL_LOSS)
     return Diagnosis(
         run_id=log.run_id,
         step=curve.steps[-1] if curve.steps else 0,

@@ -148,8 +148,7 @@ def configuration_document(state: run_state.RunState) -> Mapping[str, Any]:
 
 def mixture_of(state: run_state.RunState) -> "tuple[MixtureStage, ...]":
     """Return what the run draws from step 0 and from each stage's step on, as far as its log can be read."""
-    document = configuration_document(state).get("data")
-    if not isinstance(document, Mapping) or not document.get("weights"):
+    if not codec.stored_section(configuration_document(state), "data").get("weights"):
         return ()
     try:
         return configuration_of(state).data.mixture

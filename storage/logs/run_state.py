@@ -202,11 +202,12 @@ class RunState:
         line = (record for record in sound if record.committed.step <= bounds.get(record.committed.attempt, -1))
         return tuple(sorted(line, key=lambda record: (record.committed.step, -record.committed.attempt)))
 
-    def surviving_evaluations(self, suite_sha256: str | None) -> tuple[entries.EvaluationRecorded, ...]:
-        """Return the newest evaluation under this suite of each surviving checkpoint, in step order."""
+    def surviving_evaluations(self, suite_sha256: str | None, metric: str) -> tuple[entries.EvaluationRecorded, ...]:
+        """Return the newest evaluation under this suite of each surviving checkpoint that has the metric, by step."""
         newest = {item.manifest_sha256: item for item in self.evaluations if item.suite_sha256 == suite_sha256}
         line = (record.committed.manifest_sha256 for record in self.surviving_checkpoints)
-        return tuple(newest[manifest] for manifest in line if manifest in newest)
+        found = (newest[manifest] for manifest in line if manifest in newest)
+        return tuple(item for item in found if metric in item.metrics)
 
     def is_doubted(self, reference: log_entry.CheckpointReference) -> bool:
         """Whether an attempt that resumed from this checkpoint ended for the store before it trained a step."""

@@ -22,7 +22,7 @@ from cairn.storage.checkpoints.resume_point import begin_again, newest_verified,
 from cairn.storage.errors import Fenced, IntegrityError, NothingReadable, ObjectMissing, StorageError
 from cairn.storage.logs import log_entry, run_log, run_members, run_state, step_log
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted, DataQuarantined
-from cairn.storage.stores.codec import decode, encode
+from cairn.storage.stores.codec import decode, encode, stored_section
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.injected_faults import injected_faults
 from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
@@ -279,7 +279,7 @@ def write_receipt(
     gpu_seconds = max(last.gpu_seconds, useful)
     last_step = max(last.step, owner.last_committed_step or 0)
     before = {window for item in state.quarantines if item.attempt != number for window in item.windows}
-    sizes, training = attempt_sizes.sizes_of(owner.started), owner.started.config.get("training", {})
+    sizes, training = attempt_sizes.sizes_of(owner.started), stored_section(owner.started.config, "training")
     batch, processes = training.get("global_batch", sizes.micro_batch), owner.started.placement.world_size
     mode, halves = training.get("parallel", "ddp"), training.get("on_oom") == "halve"
     less = attempt_sizes.lighter_sizes(sizes, global_batch=batch, processes=processes, mode=mode, halves_first=halves)

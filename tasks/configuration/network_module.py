@@ -99,18 +99,24 @@ def module_versions(model: ModelConfig) -> dict[str, str]:
 
     Raises InvalidConfiguration for a package that is not installed; of another network there are none.
     """
-    foreign = (name for name in model.imports if name not in sys.stdlib_module_names)
-    return dict(model.files or {}) | {name: _installed_version(name) for name in foreign}
+    from importlib.metadata import version
+
+    versions = dict(model.files or {})
+    for name in model.imports:
+        if name in sys.stdlib_module_names:
+            continue
+        if not (distributions := _distributions().get(name)):
+            raise InvalidConfiguration(f"model.imports = {name!r}: it is not installed on this machine")
+        versions[name] = version(distributions[0])
+    return versions
 
 
 @cache
-def _installed_version(name: str) -> str:
-    """Return the version of a package; to find it takes half a second, and a trainer asks at every checkpoint."""
-    from importlib.metadata import packages_distributions, version
+def _distributions() -> Mapping[str, Sequence[str]]:
+    """Return package → what installed it; reading this takes half a second, and a trainer asks at every checkpoint."""
+    from importlib.metadata import packages_distributions
 
-    if not (distributions := packages_distributions().get(name)):
-        raise InvalidConfiguration(f"model.imports = {name!r}: it is not installed on this machine")
-    return version(distributions[0])
+    return packages_distributions()
 
 
 def _read(model: ModelConfig, file: Path) -> tuple[bytes, ast.Module]:

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores.codec import flatten
+from cairn.storage.stores.codec import flatten, stored_section
 from cairn.tasks.configuration import key_reference, run_configuration
 from cairn.tasks.errors import ConfigDrift
 
@@ -32,8 +32,8 @@ def parse_stored_configuration(document: Mapping[str, Any]) -> run_configuration
 
 def left_out(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys that the log sets and that are not taken from it."""
-    pairs = ((key, document.get(key.partition(".")[0])) for key in run_configuration.MACHINE_KEYS)
-    return tuple(key for key, said in pairs if isinstance(said, Mapping) and said.get(key.partition(".")[2]))
+    named = ((key, *key.partition(".")) for key in run_configuration.MACHINE_KEYS)
+    return tuple(key for key, section, _, name in named if stored_section(document, section).get(name))
 
 
 def keep_numerics(config: run_configuration.RunConfig, opened: Mapping[str, Any]) -> run_configuration.RunConfig:

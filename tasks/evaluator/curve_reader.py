@@ -35,7 +35,7 @@ class CurveReader:
             self._steps, self._fold = step_log.SurvivingSteps(self._store, self._prefix), CurveFold()
         for record in self._steps.read(state.attempts, until_step):
             self._fold.add(record, _slowest_rank(state, record))
-        measured = (item for item in state.surviving_evaluations(suite_sha256) if METRIC in item.metrics)
+        measured = state.surviving_evaluations(suite_sha256, METRIC)
         opened, config = state.opened, state.opened.config if state.opened else {}
         newest = state.attempts[-1].started.config if state.attempts else {}
         return replace(
